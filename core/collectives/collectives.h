@@ -21,8 +21,8 @@
 // Deadlines: each collective has a time of its own, which begins when the
 // collective does, so that one behind other work is not blamed for that; those
 // of a host's call end with the call (SetDeadline). Either way work ends by
-// itself. A wait for the stream should be longer than a collective's time,
-// whose error names the ranks that are late.
+// itself. Its error names the ranks that are late; a wait for the stream that
+// ends before it does names the stream alone.
 //
 // Lifetime of the arguments: as those of Stream. `tag` names the phase in
 // errors, is the same on all ranks, and outlives the work; tensors are used
@@ -99,7 +99,7 @@ class CollectiveGroup {
   Stream* const stream_;
 };
 
-// The time in which a host's call enqueues collectives, which end with it.
+// While it lives, collectives that are enqueued end when the host's call does.
 class CollectiveDeadline {
  public:
   CollectiveDeadline(Collectives* collectives, const Deadline& call)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the CUDA kernels for optimizers of elements are given of an UpdateList.
+// ElementRange from UpdateList: the argument of the CUDA kernels that update
+// elements, without the block of the step.
 
 #ifndef SHARD_CORE_DEVICE_CUDA_ELEMENT_RANGE_H_
 #define SHARD_CORE_DEVICE_CUDA_ELEMENT_RANGE_H_

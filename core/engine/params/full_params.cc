@@ -163,7 +163,7 @@ void* FullParams::Param(ParamId param) const {
 
 Status FullParams::WriteBack(const EngineRuntime& runtime, Communicator* comm,
                              Device* device, const Deadline& deadline) const {
-  const CollectiveDeadline ends(&runtime.collectives(), deadline);
+  const CollectiveDeadline scope(&runtime.collectives(), deadline);
   const Plan& plan = *runtime.plan();
   const std::vector<EngineBuffer>& buffers = runtime.memory().buffers();
   const int range_index = plan.RangeOf(comm->rank());

@@ -15,7 +15,7 @@ namespace shard {
 Status GatherParams(const EngineRuntime& runtime,
                     const std::vector<bool>& units, Communicator* comm,
                     const ParamSink& sink, const Deadline& deadline) {
-  const CollectiveDeadline ends(&runtime.collectives(), deadline);
+  const CollectiveDeadline scope(&runtime.collectives(), deadline);
   const Plan& plan = *runtime.plan();
   std::vector<GatheredParam> params;  // The parameters of one unit.
   for (size_t u = 0; u < units.size(); ++u) {

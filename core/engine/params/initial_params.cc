@@ -111,7 +111,7 @@ Status InitialParams::BroadcastValues(const EngineRuntime& runtime,
                                       const Deadline& deadline) {
   constexpr const char* kPhase = "broadcast parameters";
   constexpr int64_t kPiece = 1 << 20;  // Bytes.
-  const CollectiveDeadline ends(&runtime.collectives(), deadline);
+  const CollectiveDeadline scope(&runtime.collectives(), deadline);
   const std::vector<EngineBuffer>& buffers = runtime.memory().buffers();
   if (!runtime.units().gathers()) {
     for (const EngineBuffer& buffer : buffers) {

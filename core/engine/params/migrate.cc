@@ -205,7 +205,7 @@ Status MigrateStates(const EngineRuntime& from, const EngineRuntime& to,
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm, "migrate optimizer states", room.status(), deadline));
   const StreamGuard guard(&to.compute());
-  const CollectiveDeadline ends(&to.collectives(), deadline);
+  const CollectiveDeadline scope(&to.collectives(), deadline);
   for (const EngineBuffer& buffer : from.memory().buffers()) {
     for (size_t s = 0; s < buffer.states.size(); ++s) {
       StateMigration(from, to, comm, buffer, s, *room).Run();

@@ -340,7 +340,7 @@ StatusOr<std::vector<EntryMatch>> TrainingState::LoadTensors(
   Transfers& transfers = deps_.runtime->transfers();
   Stream& moving = deps_.runtime->moving();
   const Deadline published = deadline.Exchange();  // As when a step publishes.
-  const CollectiveDeadline ends(transfers.collectives(), published);
+  const CollectiveDeadline scope(transfers.collectives(), published);
   SHARD_RETURN_IF_ERROR(SendHostTensors(
       plan_, memory(), host_tensors, kHostTensorOwner, deps_.comm, published));
   for (size_t b = 0; b < memory().buffers().size(); ++b) {

@@ -143,7 +143,7 @@ Status Stepper::EnqueueNorm(NormPass pass, StepReport* report) {
     norm_bytes_[static_cast<size_t>(pass)] = bytes;
   }
   Stopwatch wait(&report->seconds_wait);
-  const CollectiveDeadline ends(deps_.collectives, meeting_deadline_);
+  const CollectiveDeadline scope(deps_.collectives, meeting_deadline_);
   deps_.collectives->AllGatherBlocks(
       "step: global norm", RankSet::All(deps_.comm->world_size()), sums(),
       sizeof(NormSum), sums() + 1, deps_.compute);

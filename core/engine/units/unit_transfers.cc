@@ -71,7 +71,9 @@ Status UnitTransfers::Perform(const Proposal& proposal, unsigned char* slot) {
 }
 
 Status UnitTransfers::Follow(const Proposal& led, const Deadline& deadline) {
-  const CollectiveDeadline ends(deps_.transfers->collectives(), deadline);
+  // As much time as the leader's transfer has, however late the ranks met.
+  const CollectiveDeadline scope(deps_.transfers->collectives(),
+                                 Deadline::After(deadline.seconds()));
   SHARD_RETURN_IF_ERROR(Move(led, deps_.agreement->proposals(), nullptr,
                              deadline.seconds(), deps_.moving));
   return deps_.moving->Synchronize(TransferDeadline(deadline.seconds()));

@@ -206,7 +206,7 @@ TEST_P(StreamsTest, ACallMayAllowMoreTime) {
     StreamRank rank(comm, /*timeout=*/0.05);
     int32_t word = comm->rank();
     {
-      const CollectiveDeadline call(rank.collectives.get(), Soon());
+      const CollectiveDeadline scope(rank.collectives.get(), Soon());
       const Deadline late = Deadline::After(0.3);
       while (comm->rank() == 1 && !late.Expired()) std::this_thread::yield();
       rank.collectives->Broadcast("late", 1, &word, sizeof(word),
@@ -284,7 +284,7 @@ TEST(CollectiveDeadlineTest, TheCollectivesOfACallEndWithTheCall) {
             own = Deadline::After(kSeconds);
             return Status();
           });
-          const CollectiveDeadline ends(rank.collectives.get(), call);
+          const CollectiveDeadline scope(rank.collectives.get(), call);
           int32_t word = 0;
           rank.collectives->Broadcast("late", 1, &word, sizeof(word),
                                       rank.moving.get());
