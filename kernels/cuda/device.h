@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What CUDA and the host's compiler say differently. All kernels of this folder
-// are compiled twice from one text: by nvcc for GPUs, and as C++ for the host,
-// where tests compare their bits with kernels/cpu. This header is all that
-// differs.
+// The differences between CUDA and the host's compiler. All kernels of this
+// folder are compiled twice from one text: by nvcc for GPUs, and as C++ for the
+// host, where tests compare their bits with kernels/cpu. This header is all
+// that differs.
 //
 // A kernel is written in phases for warps of 32 lanes. On a GPU each lane is a
 // thread, and a warp's values are in registers; on the host the lanes of a

@@ -41,19 +41,20 @@ SHARD_DEVICE_TABLE AesColumns kAesColumns = MakeAesColumns();
 // The table, as a warp reads it.
 class AesTable {
  public:
-  // What a launch needs of shared memory where `used` is true, else 0.
+  // The bytes of shared memory that a launch needs where `used` is true, else
+  // 0.
   static constexpr uint32_t kSharedBytes = 256 * kLanes * sizeof(uint32_t);
 
   // All threads of a block make the table together, before any of them returns.
   SHARD_DEVICE explicit AesTable([[maybe_unused]] bool used) {
 #ifdef __CUDACC__
     if (!used) return;
-    extern __shared__ uint32_t shared[];
+    extern __shared__ uint32_t shard_aes_table[];
     for (uint32_t i = threadIdx.x; i < 256 * kLanes; i += blockDim.x) {
-      shared[i] = kAesColumns.columns[i / kLanes];
+      shard_aes_table[i] = kAesColumns.columns[i / kLanes];
     }
     __syncthreads();
-    mine_ = shared + threadIdx.x % kLanes;
+    mine_ = shard_aes_table + threadIdx.x % kLanes;
 #endif
   }
 

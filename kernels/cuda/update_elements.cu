@@ -14,7 +14,7 @@ namespace shard::cuda {
 
 namespace {
 
-// What a lane has of a tile.
+// The elements of a tile that one lane steps.
 struct Lane {
   Raw raw_gradient;
   Raw raw_param;
@@ -89,7 +89,7 @@ class ElementUpdate {
     const ParamTile at = TileAt(index);
     if (at.row == kNotStepped) return;
     Warp<Lane> warp;
-    Load(at.tile, &warp);
+    LoadTile(at.tile, &warp);
     Update(at, &warp);
     StoreParam(at, &warp);
     if (range_.state_dtype == DType::kF32) return StoreStates(at.tile, &warp);
@@ -139,8 +139,9 @@ class ElementUpdate {
     return at;
   }
 
-  // Loads all before it uses any, so that the loads overlap.
-  SHARD_DEVICE void Load(const Tile& tile, Warp<Lane>* warp) const {
+  // Loads the first source and all other tensors before it uses any, so that
+  // the loads overlap.
+  SHARD_DEVICE void LoadTile(const Tile& tile, Warp<Lane>* warp) const {
     warp->Each([&](int lane, Lane& v) {
       v.raw_gradient =
           LoadRaw(range_.source_dtype, range_.sources[0], tile, lane);
@@ -227,7 +228,7 @@ class ElementUpdate {
         StoreRaw(Narrow(DType::kF32, v.param), DType::kF32, range_.master,
                  at.tile, lane);
       }
-      StoreRaw(stochastic ? NarrowAtRandom(kParamTensor, v.words, v.param)
+      StoreRaw(stochastic ? NarrowStochastically(kParamTensor, v.words, v.param)
                           : Narrow(range_.param_dtype, v.param),
                range_.param_dtype, range_.param, at.tile, lane);
     });
@@ -250,10 +251,10 @@ class ElementUpdate {
       constexpr uint32_t kMiddle = 1u << 15;
       const StateKind kind = KindOf<F>(s);
       const uint32_t tensor = TensorOfState(s);
-      const bool at_random = IsRoundedStochastically(kind);
+      const bool stochastic = IsRoundedStochastically(kind);
       // The second tensor of a pair has the words of the first.
-      if (at_random && (IsFirstOfPair(tensor) ||
-                        !IsRoundedStochastically(KindOf<F>(s - 1)))) {
+      if (stochastic && (IsFirstOfPair(tensor) ||
+                         !IsRoundedStochastically(KindOf<F>(s - 1)))) {
         MakeWordsOf(tensor, at, warp);
       }
       if (range_.state_dtype == DType::kQ8) {
@@ -261,14 +262,15 @@ class ElementUpdate {
         warp->Each([&](int lane, Lane& v) {
           if (lane == 0) *ScaleAt(s, at.tile) = scale;
           const Raw codes = EncodeQ8(kind, v.states[s], scale, [&](int k) {
-            return at_random ? v.words.Of(k, IsFirstOfPair(tensor)) : kMiddle;
+            return stochastic ? v.words.Of(k, IsFirstOfPair(tensor)) : kMiddle;
           });
           StoreRaw(codes, DType::kQ8, range_.states[s], at.tile, lane);
         });
       } else {
         warp->Each([&](int lane, Lane& v) {
-          StoreRaw(at_random ? NarrowAtRandom(tensor, v.words, v.states[s])
-                             : Narrow(DType::kBF16, v.states[s]),
+          StoreRaw(stochastic
+                       ? NarrowStochastically(tensor, v.words, v.states[s])
+                       : Narrow(DType::kBF16, v.states[s]),
                    DType::kBF16, range_.states[s], at.tile, lane);
         });
       }
@@ -297,9 +299,9 @@ class ElementUpdate {
         [](Lane& v) -> LaneWords& { return v.words; }, warp);
   }
 
-  static SHARD_DEVICE Raw NarrowAtRandom(uint32_t tensor,
-                                         const LaneWords& words,
-                                         const float* from) {
+  static SHARD_DEVICE Raw NarrowStochastically(uint32_t tensor,
+                                               const LaneWords& words,
+                                               const float* from) {
     Raw raw = {};
     SHARD_UNROLL
     for (int k = 0; k < kPerLane; ++k) {
@@ -321,9 +323,12 @@ class ElementUpdate {
 template <class F, template <class> class Rule>
 SHARD_DEVICE void UpdateElements(const UpdateElementsArgs& args,
                                  const Launch& launch) {
-  if (args.block->skipped) return;
+  // A copy in registers: the compiler must assume that stores to tensors change
+  // memory.
+  const StepBlock block = *args.block;
+  if (block.skipped) return;
   const AesTable table(args.range.needs_random);
-  const ElementUpdate<F, Rule> update(args.range, *args.block, table);
+  const ElementUpdate<F, Rule> update(args.range, block, table);
   ForEachOnWarp(launch, update.num_tiles(),
                 [&](uint64_t tile) { update.Step(tile); });
 }

@@ -49,7 +49,8 @@ struct Storage {
   std::string name() const {
     return StrCat("grad ", DTypeName(grad), ", param ", DTypeName(param),
                   master ? " with a master" : "",
-                  stochastic ? " at random" : "", ", state ", DTypeName(state));
+                  stochastic ? " rounded stochastically" : "", ", state ",
+                  DTypeName(state));
   }
 };
 

@@ -21,6 +21,10 @@ def _find(ctx):
         bin, place = str(on_path.realpath.dirname), "PATH (%s)" % on_path
     else:
         bin, place = "/usr/local/cuda/bin", "/usr/local/cuda, on PATH or by CUDA_PATH"
+    for letter in bin.elems():
+        # The commands that run nvcc, and the message below, need no quotes then.
+        if not letter.isalnum() and letter not in "/._+-":
+            return "", "", "the path of the CUDA toolkit has a character other than letters, digits and /._+-"
     for program in ["nvcc", "fatbinary"]:
         if not bin.startswith("/") or not ctx.path(bin + "/" + program).exists:
             return "", "", "no CUDA toolkit is found in " + place
