@@ -11,9 +11,9 @@
 
 #include "core/base/mapping.h"
 #include "core/base/strings.h"
-#include "core/device/cpu/forked.h"
 #include "core/device/cpu/inline_stream.h"
 #include "core/device/cpu/worker_stream.h"
+#include "core/device/work_queue/forked.h"
 #include "kernels/cpu/blas.h"
 
 namespace shard::cpu {
@@ -47,6 +47,7 @@ class CpuDevice final : public Device {
   }
 
   bool IsHostMemory() const override { return true; }
+  bool ReachesSharedMemory() const override { return true; }
 
   StatusOr<DeviceMemory> AllocateHost(size_t bytes,
                                       std::string_view what) override {

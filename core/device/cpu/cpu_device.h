@@ -10,8 +10,8 @@
 #include <memory>
 
 #include "core/base/status.h"
-#include "core/device/cpu/work_queue.h"
 #include "core/device/device.h"
+#include "core/device/work_queue/work_queue.h"
 
 namespace shard::cpu {
 

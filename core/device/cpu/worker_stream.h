@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/device/cpu/work_queue.h"
 #include "core/device/stream.h"
+#include "core/device/work_queue/work_queue.h"
 #include "kernels/cpu/blas.h"
 
 namespace shard::cpu {

@@ -22,8 +22,8 @@
 //
 // Thread-safe, but for the destructor.
 
-#ifndef SHARD_CORE_DEVICE_CPU_WORK_QUEUE_H_
-#define SHARD_CORE_DEVICE_CPU_WORK_QUEUE_H_
+#ifndef SHARD_CORE_DEVICE_WORK_QUEUE_WORK_QUEUE_H_
+#define SHARD_CORE_DEVICE_WORK_QUEUE_WORK_QUEUE_H_
 
 #include <pthread.h>
 #include <sys/types.h>
@@ -40,7 +40,7 @@
 #include "core/base/status.h"
 #include "core/device/event.h"
 
-namespace shard::cpu {
+namespace shard {
 
 struct Monitor {
   std::mutex mutex;
@@ -73,6 +73,22 @@ class WorkQueue {
   // with this Monitor.
   void PushWait(const Event& event, const Deadline& deadline);
 
+  // What becomes of work that is not pushed.
+  enum class Turn {
+    kNow,    // All work was done: a caller may do its own at once.
+    kLater,  // Other work comes first.
+    kNever,  // The queue has failed.
+  };
+  Turn turn() const;
+
+  // Fails the queue, as work that returns the error does: for errors that are
+  // found elsewhere.
+  void Fail(const Status& status);
+
+  // Returns whether the queue is being destroyed. Work that waits for something
+  // outside of the queue asks, and ends.
+  bool IsStopping() const;
+
   // Returns an event after all that was pushed so far.
   Event Record() const;
 
@@ -96,6 +112,6 @@ class WorkQueue {
   pthread_t thread_ = {};
 };
 
-}  // namespace shard::cpu
+}  // namespace shard
 
-#endif  // SHARD_CORE_DEVICE_CPU_WORK_QUEUE_H_
+#endif  // SHARD_CORE_DEVICE_WORK_QUEUE_WORK_QUEUE_H_

@@ -4,15 +4,15 @@
 // of fork: the threads do not exist there, and a condition variable's
 // destructor would wait for the threads that were waiting on it.
 
-#ifndef SHARD_CORE_DEVICE_CPU_FORKED_H_
-#define SHARD_CORE_DEVICE_CPU_FORKED_H_
+#ifndef SHARD_CORE_DEVICE_WORK_QUEUE_FORKED_H_
+#define SHARD_CORE_DEVICE_WORK_QUEUE_FORKED_H_
 
 #include <unistd.h>
 
 #include <memory>
 #include <utility>
 
-namespace shard::cpu {
+namespace shard {
 
 // Makes an object as std::make_shared does, but one that is never destroyed in
 // a child of the process that made it.
@@ -24,6 +24,6 @@ std::shared_ptr<T> MakeSharedUnlessForked(Args&&... args) {
   });
 }
 
-}  // namespace shard::cpu
+}  // namespace shard
 
-#endif  // SHARD_CORE_DEVICE_CPU_FORKED_H_
+#endif  // SHARD_CORE_DEVICE_WORK_QUEUE_FORKED_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/device/cpu/work_queue.h"
+#include "core/device/work_queue/work_queue.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/device/cpu/forked.h"
+#include "core/device/work_queue/forked.h"
 
-namespace shard::cpu {
+namespace shard {
 
 namespace {
 
@@ -55,6 +55,9 @@ struct WorkQueue::State {
 
   // Set before the first work, and not after it.
   std::function<void(const Status&)> on_error;
+  // Held while on_error is called, which is once.
+  std::mutex report_mutex;
+  bool reported = false;  // GUARDED_BY(report_mutex)
 
   // All members below are GUARDED_BY(monitor->mutex).
   std::deque<Work> queue;
@@ -99,13 +102,13 @@ struct WorkQueue::State {
 
   void Run();
 
-  // Calls the handler of errors. REQUIRES: no lock; nothing was completed with
-  // the error.
-  void Report(const Status& failed) const noexcept;
+  // Calls the handler of errors, unless it was called. REQUIRES: no lock;
+  // nothing was completed with the error.
+  void Report(const Status& failed) noexcept;
 
  private:
   void Pause(std::unique_lock<std::mutex>* lock, uint64_t* random);
-  Status RunOutside(Work* work, bool dropped) const;
+  Status RunOutside(Work* work, bool dropped);
 };
 
 // A point of a queue, maybe in its past.
@@ -178,6 +181,11 @@ WorkQueue::~WorkQueue() {
   const bool drops = state_->completed < state_->pushed && state_->error.ok();
   if (drops) state_->Report(state_->cancelled);
   {
+    // An error that is found from here on has no handler any more.
+    const std::lock_guard<std::mutex> lock(state_->report_mutex);
+    state_->reported = true;
+  }
+  {
     const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
     if (drops) state_->Fail(state_->cancelled, state_->completed + 1);
     state_->completed = state_->pushed;
@@ -186,6 +194,26 @@ WorkQueue::~WorkQueue() {
 }
 
 std::string_view WorkQueue::name() const { return state_->name; }
+
+WorkQueue::Turn WorkQueue::turn() const {
+  const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
+  if (!state_->error.ok()) return Turn::kNever;
+  return state_->completed == state_->pushed ? Turn::kNow : Turn::kLater;
+}
+
+void WorkQueue::Fail(const Status& status) {
+  state_->Report(status);
+  {
+    const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
+    state_->Fail(status, state_->completed + 1);
+  }
+  state_->monitor->changed.notify_all();
+}
+
+bool WorkQueue::IsStopping() const {
+  const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
+  return state_->stop;
+}
 
 void WorkQueue::OnError(std::function<void(const Status&)> handler) {
   const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
@@ -267,8 +295,9 @@ void WorkQueue::State::Pause(std::unique_lock<std::mutex>* lock,
   monitor->changed.wait_for(*lock, pause, [this] { return stop; });
 }
 
-void WorkQueue::State::Report(const Status& failed) const noexcept {
-  if (!on_error) return;
+void WorkQueue::State::Report(const Status& failed) noexcept {
+  const std::lock_guard<std::mutex> lock(report_mutex);
+  if (std::exchange(reported, true) || !on_error) return;
   try {
     on_error(failed);
   } catch (...) {  // NOLINT: the stream fails all the same
@@ -277,7 +306,7 @@ void WorkQueue::State::Report(const Status& failed) const noexcept {
 
 // Destroys the function before its work counts as completed, and without the
 // lock.
-Status WorkQueue::State::RunOutside(Work* work, bool dropped) const {
+Status WorkQueue::State::RunOutside(Work* work, bool dropped) {
   Status status;
   if (!dropped) {
     // No caller of this thread could catch an exception.
@@ -294,4 +323,4 @@ Status WorkQueue::State::RunOutside(Work* work, bool dropped) const {
   return status;
 }
 
-}  // namespace shard::cpu
+}  // namespace shard
