@@ -8,19 +8,23 @@
 // Parameters of one group share a row of constants while they have done equally
 // many steps; where they have not, there is a row for each number of steps.
 //
-// Lies in memory of Device::AllocateHost, with its rows. The host writes it
-// only while no step is on its way: after the event that ends the step before.
+// The block and its rows are one piece of memory, which kernels read and write
+// as fast as tensors: that of the tensors (Device::Allocate). Where the host
+// does not reach tensors, it has a second block (StepLatch), which streams
+// copy. The host writes its block only while no step is on its way: after the
+// event that ends the step before.
 
 #ifndef SHARD_CORE_DEVICE_STEP_BLOCK_H_
 #define SHARD_CORE_DEVICE_STEP_BLOCK_H_
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "kernels/cpu/norm.h"
 #include "kernels/formula/scalars.h"
+#include "kernels/formula/target.h"
 
 namespace shard {
 
@@ -44,10 +48,11 @@ struct StepBlock {
   double norm_p;         // The p of NormType::kP.
   uint32_t random_step;  // Numbers the random bits of the step.
   uint64_t seed;
-  const StepRow* rows;
-  // By ParamPlace::position: the index of the parameter's row, or kNotStepped.
-  // Null: all parameters of group g have row g.
-  const uint32_t* param_rows;
+  // Where the rows lie, in bytes from the block: a copy of both is a block. By
+  // ParamPlace::position: the index of the parameter's row, or kNotStepped; 0:
+  // all parameters of group g have row g.
+  int64_t rows_at;
+  int64_t param_rows_at;
 
   // Written by kernels, or, without a norm, by the host.
 
@@ -56,10 +61,32 @@ struct StepBlock {
   double scale;      // gradient_scale, times the coefficient of clipping.
   bool skipped;      // The norm is not finite: updates write nothing.
 
+  SHARD_FORMULA_INLINE const StepRow* rows() const {
+    return static_cast<const StepRow*>(At(rows_at));
+  }
+  constexpr bool has_param_rows() const { return param_rows_at != 0; }
+  SHARD_FORMULA_INLINE const uint32_t* param_rows() const {
+    return static_cast<const uint32_t*>(At(param_rows_at));
+  }
   // Returns the row index of a parameter.
-  constexpr uint32_t RowOf(int32_t group, uint32_t position) const {
-    return param_rows == nullptr ? static_cast<uint32_t>(group)
-                                 : param_rows[position];
+  uint32_t RowOf(int32_t group, uint32_t position) const {
+    return has_param_rows() ? param_rows()[position]
+                            : static_cast<uint32_t>(group);
+  }
+
+  // `param_rows` may be null.
+  void SetRows(const StepRow* rows, const uint32_t* param_rows) {
+    rows_at = DistanceOf(rows);
+    param_rows_at = param_rows == nullptr ? 0 : DistanceOf(param_rows);
+  }
+
+ private:
+  SHARD_FORMULA_INLINE const void* At(int64_t bytes) const {
+    return reinterpret_cast<const void*>(reinterpret_cast<intptr_t>(this) +
+                                         bytes);
+  }
+  int64_t DistanceOf(const void* there) const {
+    return reinterpret_cast<intptr_t>(there) - reinterpret_cast<intptr_t>(this);
   }
 };
 static_assert(std::is_trivially_copyable_v<StepBlock>);
@@ -69,38 +96,56 @@ static_assert(std::is_trivially_copyable_v<StepBlock>);
 enum class NormPass : int32_t { kFirst, kSecond };
 
 // Returns the norm that the pass sums up.
-inline NormType NormTypeOf(const StepBlock& block, NormPass pass) {
+constexpr NormType NormTypeOf(const StepBlock& block, NormPass pass) {
   return block.norm_type == NormType::kP && pass == NormPass::kFirst
              ? NormType::kInf
              : block.norm_type;
 }
 
+constexpr bool IsFinite(double x) {
+  return std::numeric_limits<double>::lowest() <= x &&
+         x <= std::numeric_limits<double>::max();
+}
+
 // Returns false where the first pass has found the norm already: all gradients
 // are 0, or one is not finite. REQUIRES: the first pass is finished.
-inline bool NeedsSecondPass(const StepBlock& block) {
-  return block.norm_type == NormType::kP && std::isfinite(block.largest) &&
+constexpr bool NeedsSecondPass(const StepBlock& block) {
+  return block.norm_type == NormType::kP && IsFinite(block.largest) &&
          block.largest != 0;
 }
 
-// Ends a pass with the merged sums of all ranks: stores the norm, the factor of
-// the gradients and whether the step is skipped.
-inline void FinishNorm(NormPass pass, const NormSum& all, StepBlock* block) {
+// Ends a pass: stores the norm, the factor of the gradients and whether the
+// step is skipped. `norm` computes the norm of the merged sums of all ranks,
+// norm(type, p, reference), as FinishNorm of kernels/cpu.
+template <class Norm>
+constexpr void FinishNormWith(const Norm& norm, NormPass pass,
+                              StepBlock* block) {
   // The value of torch.nn.utils.clip_grad_norm_.
   constexpr double kClipEpsilon = 1e-6;
   if (pass == NormPass::kSecond && !NeedsSecondPass(*block)) return;
-  const double norm =
-      FinishNorm(NormTypeOf(*block, pass), block->norm_p, block->largest, all);
+  const double found =
+      norm(NormTypeOf(*block, pass), block->norm_p, block->largest);
   if (pass == NormPass::kFirst) {
-    block->largest = norm;
+    block->largest = found;
     if (NeedsSecondPass(*block)) return;
   }
-  block->grad_norm = norm * std::abs(block->gradient_scale);
-  block->skipped = !std::isfinite(block->grad_norm);
-  block->scale = block->gradient_scale;
+  const double factor = block->gradient_scale;
+  block->grad_norm = found * (factor < 0 ? -factor : factor);
+  block->skipped = !IsFinite(block->grad_norm);
+  block->scale = factor;
   if (block->max_grad_norm > 0) {
     block->scale *=
         std::min(1.0, block->max_grad_norm / (block->grad_norm + kClipEpsilon));
   }
+}
+
+// The same with `all`, those sums.
+inline void FinishNorm(NormPass pass, const NormSum& all, StepBlock* block) {
+  FinishNormWith(
+      [&](NormType type, double p, double reference) {
+        return FinishNorm(type, p, reference, all);
+      },
+      pass, block);
 }
 
 }  // namespace shard

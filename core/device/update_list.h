@@ -14,6 +14,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -94,6 +95,8 @@ struct UpdateList {
   std::vector<int64_t> sizes;
   std::vector<const void*> sources;  // In rank order.
   float* workspace = nullptr;
+  // What Device::Prepare made of the list, for the kernels of that device.
+  std::shared_ptr<const void> prepared;
 
   std::span<const UpdateSlice> SlicesOf(const UpdateRange& range) const {
     return {slices.data() + range.first_slice, range.num_slices};
@@ -120,7 +123,7 @@ template <typename Run>
 void ForEachRun(const UpdateList& list, const UpdateRange& range,
                 const StepBlock& block, Run run) {
   const bool by_param = range.ByParam();
-  if (!by_param && block.param_rows == nullptr) {
+  if (!by_param && !block.has_param_rows()) {
     run(size_t{0}, range.count, block.RowOf(range.group, 0), UpdateSlice());
     return;
   }

@@ -3,7 +3,8 @@
 #include "kernels/cpu/exact_sum.h"
 
 #include <bit>
-#include <cmath>
+#include <cstddef>
+#include <cstdint>
 
 namespace shard {
 
@@ -42,37 +43,6 @@ void AddExact(double value, ExactSum* sum) {
       sum->words[i] = after;
     }
   }
-}
-
-void MergeExact(const ExactSum& other, ExactSum* sum) {
-  uint64_t carry = 0;
-  for (size_t i = 0; i < ExactSum::kNumWords; ++i) {
-    const uint64_t before = sum->words[i];
-    const uint64_t after = before + other.words[i] + carry;
-    carry = after < before || (carry != 0 && after == before) ? 1 : 0;
-    sum->words[i] = after;
-  }
-}
-
-double RoundExact(const ExactSum& sum) {
-  size_t top = ExactSum::kNumWords;
-  while (top > 0 && sum.words[top - 1] == 0) --top;
-  if (top == 0) return 0;
-  --top;
-  const auto zeros = static_cast<size_t>(std::countl_zero(sum.words[top]));
-  // The leading 64 bits. The bits below only decide ties, so one bit stands for
-  // all of them.
-  uint64_t leading = sum.words[top] << zeros;
-  uint64_t below = 0;
-  if (top > 0) {
-    if (zeros > 0) leading |= sum.words[top - 1] >> (64 - zeros);
-    below = sum.words[top - 1] << zeros;
-    for (size_t i = 0; i + 1 < top; ++i) below |= sum.words[i];
-  }
-  if (below != 0) leading |= 1;
-  const int exponent = ExactSum::kLowestExponent + 64 * static_cast<int>(top) -
-                       static_cast<int>(zeros);
-  return std::ldexp(static_cast<double>(leading), exponent);
 }
 
 }  // namespace shard

@@ -331,30 +331,18 @@ void AddToNorm(NormType type, double p, double reference, const float* values,
   HWY_DYNAMIC_DISPATCH(AddToNorm)(type, p, reference, values, count, sum);
 }
 
-void MergeNorm(const NormSum& other, NormSum* sum) {
-  MergeExact(other.terms, &sum->terms);
-  sum->largest_bits = std::max(sum->largest_bits, other.largest_bits);
-}
+namespace {
+
+struct HostMath {
+  double Sqrt(double x) const { return std::sqrt(x); }
+  double Power(double x, double y) const { return std::pow(x, y); }
+};
+
+}  // namespace
 
 double FinishNorm(NormType type, double p, double reference,
                   const NormSum& sum) {
-  if (sum.largest_bits > kInfinityBits) {
-    return std::numeric_limits<double>::quiet_NaN();
-  }
-  if (sum.largest_bits == kInfinityBits) {
-    return std::numeric_limits<double>::infinity();
-  }
-  switch (type) {
-    case NormType::kOne:
-      return RoundExact(sum.terms);
-    case NormType::kTwo:
-      return std::sqrt(RoundExact(sum.terms));
-    case NormType::kP:
-      return reference * std::pow(RoundExact(sum.terms), 1 / p);
-    case NormType::kInf:
-      break;
-  }
-  return std::bit_cast<float>(static_cast<uint32_t>(sum.largest_bits));
+  return FinishNormWith(HostMath(), type, p, reference, sum);
 }
 
 }  // namespace shard

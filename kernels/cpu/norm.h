@@ -52,8 +52,11 @@
 #ifndef SHARD_KERNELS_CPU_NORM_H_
 #define SHARD_KERNELS_CPU_NORM_H_
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "kernels/cpu/exact_sum.h"
@@ -83,7 +86,10 @@ void AddToNorm(NormType type, double p, double reference, const float* values,
                size_t count, NormSum* sum);
 
 // Merges two sums, as if the values of `other` had been added to `sum`.
-void MergeNorm(const NormSum& other, NormSum* sum);
+constexpr void MergeNorm(const NormSum& other, NormSum* sum) {
+  MergeExact(other.terms, &sum->terms);
+  sum->largest_bits = std::max(sum->largest_bits, other.largest_bits);
+}
 
 // Returns the norm of all values added; 0 when there were none. NaN when a
 // value was NaN, else infinity when one was infinite: both are recorded, and
@@ -91,6 +97,31 @@ void MergeNorm(const NormSum& other, NormSum* sum);
 // kP with a p so close to 0 that count^(1/p) is not finite.
 double FinishNorm(NormType type, double p, double reference,
                   const NormSum& sum);
+
+// FinishNorm for the host and for kernels of a GPU: `math` has the functions
+// Sqrt(x) and Power(x, y), of doubles.
+template <class Math>
+constexpr double FinishNormWith(const Math& math, NormType type, double p,
+                                double reference, const NormSum& sum) {
+  constexpr uint64_t kInfinityBits = 0x7F800000;
+  if (sum.largest_bits > kInfinityBits) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  if (sum.largest_bits == kInfinityBits) {
+    return std::numeric_limits<double>::infinity();
+  }
+  switch (type) {
+    case NormType::kOne:
+      return RoundExact(sum.terms);
+    case NormType::kTwo:
+      return math.Sqrt(RoundExact(sum.terms));
+    case NormType::kP:
+      return reference * math.Power(RoundExact(sum.terms), 1 / p);
+    case NormType::kInf:
+      break;
+  }
+  return std::bit_cast<float>(static_cast<uint32_t>(sum.largest_bits));
+}
 
 }  // namespace shard
 

@@ -16,8 +16,10 @@
 #include <cstdint>
 
 #ifndef __CUDACC__
+#include <atomic>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #endif
 
 #ifdef __CUDACC__
@@ -59,6 +61,91 @@ SHARD_DEVICE void ForEachOnWarp([[maybe_unused]] const Launch& launch,
 #endif
 }
 
+// Runs body(lane) for each lane of a warp.
+template <class Body>
+SHARD_DEVICE void ForEachLane(const Body& body) {
+#ifdef __CUDACC__
+  body(static_cast<int>(threadIdx.x % kLanes));
+#else
+  for (int lane = 0; lane < kLanes; ++lane) body(lane);
+#endif
+}
+
+// Adds to memory of the device, or takes the maximum of it and a value, with no
+// order between different addresses.
+SHARD_DEVICE void AtomicAdd(uint64_t value, uint64_t* to) {
+#ifdef __CUDACC__
+  atomicAdd(reinterpret_cast<unsigned long long*>(to),
+            static_cast<unsigned long long>(value));
+#else
+  std::atomic_ref(*to).fetch_add(value, std::memory_order_relaxed);
+#endif
+}
+SHARD_DEVICE void AtomicMax(uint64_t value, uint64_t* to) {
+#ifdef __CUDACC__
+  atomicMax(reinterpret_cast<unsigned long long*>(to),
+            static_cast<unsigned long long>(value));
+#else
+  const std::atomic_ref<uint64_t> all(*to);
+  uint64_t before = all.load(std::memory_order_relaxed);
+  while (before < value &&
+         !all.compare_exchange_weak(before, value, std::memory_order_relaxed)) {
+  }
+#endif
+}
+// Returns what memory of the device has, and sets it to 0.
+SHARD_DEVICE uint64_t AtomicTake(uint64_t* from) {
+#ifdef __CUDACC__
+  return atomicExch(reinterpret_cast<unsigned long long*>(from), 0ull);
+#else
+  return std::atomic_ref(*from).exchange(0, std::memory_order_relaxed);
+#endif
+}
+
+// Runs body(warp, warps) on each warp of the launch, and then last() on one
+// thread, which sees what all warps have written. `finished` counts blocks in
+// memory of the device; it is 0 before the launch and after it. REQUIRES: all
+// threads of a block call this.
+template <class Body, class Last>
+SHARD_DEVICE void OnEachWarpThenOnce([[maybe_unused]] const Launch& launch,
+                                     uint32_t* finished, const Body& body,
+                                     const Last& last) {
+#ifdef __CUDACC__
+  const uint64_t threads = uint64_t{gridDim.x} * blockDim.x;
+  const uint64_t thread = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  body(thread / kLanes, threads / kLanes);
+  // The block's writes are seen before its count is.
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  if (atomicAdd(finished, 1u) + 1 != gridDim.x) return;
+  __threadfence();
+  *finished = 0;
+  last();
+#else
+  const uint64_t warps = uint64_t{launch.blocks} * launch.threads / kLanes;
+  for (uint64_t block = 0; block < launch.blocks; ++block) {
+    const uint64_t in_block = launch.threads / kLanes;
+    for (uint64_t w = 0; w < in_block; ++w) body(block * in_block + w, warps);
+    const std::atomic_ref<uint32_t> count(*finished);
+    if (count.fetch_add(1, std::memory_order_acq_rel) + 1 == launch.blocks) {
+      count.store(0, std::memory_order_relaxed);
+      last();
+    }
+  }
+#endif
+}
+
+// Runs body() on one thread of the launch.
+template <class Body>
+SHARD_DEVICE void Once(const Body& body) {
+#ifdef __CUDACC__
+  if (blockIdx.x == 0 && threadIdx.x == 0) body();
+#else
+  body();
+#endif
+}
+
 // The values of a warp's lanes.
 template <class T>
 class Warp {
@@ -86,6 +173,26 @@ class Warp {
       if (one > most) most = one;
     }
     return most;
+#endif
+  }
+
+  // Returns the sum of of(lane, value). REQUIRES: no value is above 2^51, or
+  // below -2^51.
+  template <class Of>
+  SHARD_DEVICE int64_t Sum(const Of& of) {
+#ifdef __CUDACC__
+    // Two sums of 32 bits: the lower 26 bits, and the others.
+    constexpr int kLowBits = 26;
+    const int64_t one = of(static_cast<int>(threadIdx.x % kLanes), value_);
+    const uint32_t low = __reduce_add_sync(
+        ~0u, static_cast<uint32_t>(one) & ((1u << kLowBits) - 1));
+    const int32_t high =
+        __reduce_add_sync(~0u, static_cast<int32_t>(one >> kLowBits));
+    return int64_t{high} * (int64_t{1} << kLowBits) + int64_t{low};
+#else
+    int64_t sum = 0;
+    for (int lane = 0; lane < kLanes; ++lane) sum += of(lane, values_[lane]);
+    return sum;
 #endif
   }
 
@@ -142,6 +249,38 @@ SHARD_DEVICE float MulAdd(float x, float y, float z) {
 #endif
 }
 
+SHARD_DEVICE double MulAdd(double x, double y, double z) {
+#ifdef __CUDACC__
+  return __fma_rn(x, y, z);
+#else
+  return std::fma(x, y, z);
+#endif
+}
+
+SHARD_DEVICE uint64_t BitsOf(double x) {
+#ifdef __CUDACC__
+  return static_cast<uint64_t>(__double_as_longlong(x));
+#else
+  return std::bit_cast<uint64_t>(x);
+#endif
+}
+
+SHARD_DEVICE double DoubleOf(uint64_t bits) {
+#ifdef __CUDACC__
+  return __longlong_as_double(static_cast<long long>(bits));
+#else
+  return std::bit_cast<double>(bits);
+#endif
+}
+
+SHARD_DEVICE double Sqrt(double x) {
+#ifdef __CUDACC__
+  return __dsqrt_rn(x);
+#else
+  return std::sqrt(x);
+#endif
+}
+
 SHARD_DEVICE float Sqrt(float x) {
 #ifdef __CUDACC__
   return __fsqrt_rn(x);
@@ -166,13 +305,24 @@ struct alignas(8) Words2 {
   uint32_t w[2];
 };
 
+// A GPU faults where an address is not aligned, and so does the host's form:
+// its processor would not, and sanitizers see no accesses of structs.
+template <class T>
+SHARD_DEVICE void CheckAligned([[maybe_unused]] const void* address) {
+#ifndef __CUDACC__
+  if (reinterpret_cast<uintptr_t>(address) % alignof(T) != 0) std::abort();
+#endif
+}
+
 // Reads and writes memory of the device. REQUIRES: alignment to T.
 template <class T>
 SHARD_DEVICE T Load(const void* from) {
+  CheckAligned<T>(from);
   return *static_cast<const T*>(from);
 }
 template <class T>
 SHARD_DEVICE void Store(const T& value, void* to) {
+  CheckAligned<T>(to);
   *static_cast<T*>(to) = value;
 }
 

@@ -2,12 +2,19 @@
 
 #include "kernels/cuda/host_kernels.h"
 
-#include "kernels/cuda/update_elements.cu"
+#include "kernels/cuda/kernels.cu"
 
 namespace shard::cuda {
 
 std::span<const HostKernel> HostKernels() {
   static constexpr HostKernel kKernels[] = {
+      {"shard_add_to_norm", sizeof(AddToNormArgs), shard_add_to_norm},
+      {"shard_encode_q8", sizeof(EncodeQ8Args), shard_encode_q8},
+      {"shard_fill", sizeof(FillArgs), shard_fill},
+      {"shard_finish_norm", sizeof(FinishNormArgs), shard_finish_norm},
+      {"shard_narrow", sizeof(NarrowArgs), shard_narrow},
+      {"shard_sum_gradients", sizeof(SumGradientsArgs), shard_sum_gradients},
+      {"shard_widen", sizeof(WidenArgs), shard_widen},
 #define SHARD_HOST_KERNEL(Name) \
   {"shard_update_" #Name, sizeof(UpdateElementsArgs), shard_update_##Name},
       SHARD_ELEMENT_FORMULAS(SHARD_HOST_KERNEL)

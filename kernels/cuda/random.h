@@ -161,6 +161,18 @@ SHARD_DEVICE void MakeTileWords(const AesTable& table,
       });
 }
 
+// Rounds floats to bf16 with the words of the first or second tensor of a pair.
+SHARD_DEVICE Raw NarrowStochastically(uint32_t tensor, const LaneWords& words,
+                                      const float* from) {
+  Raw raw = {};
+  SHARD_UNROLL
+  for (int k = 0; k < kPerLane; ++k) {
+    raw.w[k / 2] |= ToBf16(from[k], words.Of(k, IsFirstOfPair(tensor)))
+                    << k % 2 * 16;
+  }
+  return raw;
+}
+
 }  // namespace shard::cuda
 
 #endif  // SHARD_KERNELS_CUDA_RANDOM_H_

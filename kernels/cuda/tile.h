@@ -48,6 +48,10 @@ struct Raw {
   uint32_t w[kPerLane];
 };
 
+SHARD_DEVICE uintptr_t AddressOf(const void* tensor) {
+  return reinterpret_cast<uintptr_t>(tensor);
+}
+
 SHARD_DEVICE const void* At(const void* tensor, int64_t i, int size) {
   return static_cast<const char*>(tensor) + i * size;
 }

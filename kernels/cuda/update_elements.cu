@@ -69,15 +69,18 @@ class ElementUpdate {
  public:
   using Rule = RuleOf<Arithmetic>;
 
+  // `block` is a copy of that at `latched`, beside which the rows lie.
   SHARD_DEVICE ElementUpdate(const ElementRange& range, const StepBlock& block,
-                             const AesTable& table)
-      : range_(range), block_(block), table_(table) {
+                             const StepBlock& latched, const AesTable& table)
+      : range_(range), block_(block), latched_(latched), table_(table) {
     const bool clips = block.clip_value <= kMaxFloat;
     clip_ =
         clips ? static_cast<float>(block.clip_value) : FloatOf(kInfinityBits);
+    scale_ = static_cast<float>(block.scale);
+    reads_kept_ = block.has_norm && range.kept_sum != nullptr;
     // A single gradient is multiplied once, by scale and sign together.
-    one_gradient_ = range.num_sources == 1 && !clips;
-    by_slice_ = range.by_param || block.param_rows != nullptr;
+    one_gradient_ = num_sources() == 1 && !clips;
+    by_slice_ = range.by_param || block.has_param_rows();
     aligned_ = AreAligned();
   }
 
@@ -102,13 +105,18 @@ class ElementUpdate {
   SHARD_DEVICE bool AreAligned() const {
     uintptr_t all = AddressOf(range_.param) | AddressOf(range_.master);
     for (int s = 0; s < F::kNumStates; ++s) all |= AddressOf(range_.states[s]);
-    for (uint32_t w = 0; w < range_.num_sources; ++w) {
+    all |= AddressOf(FirstSource());
+    for (uint32_t w = 1; w < num_sources(); ++w) {
       all |= AddressOf(range_.sources[w]);
     }
     return all % sizeof(Words4) == 0;
   }
-  static SHARD_DEVICE uintptr_t AddressOf(const void* tensor) {
-    return reinterpret_cast<uintptr_t>(tensor);
+
+  SHARD_DEVICE uint32_t num_sources() const {
+    return reads_kept_ ? 1 : range_.sources.count;
+  }
+  SHARD_DEVICE const void* FirstSource() const {
+    return reads_kept_ ? range_.kept_sum : range_.sources[0];
   }
 
   SHARD_DEVICE ParamTile TileAt(uint64_t index) const {
@@ -123,7 +131,8 @@ class ElementUpdate {
       // The slice's first element is in the middle of a block where the
       // parameter's part on another rank ends there.
       at.tile.first = begin - slice.param_begin % kTile + tile * kTile;
-      at.row = block_.RowOf(range_.group, slice.position);
+      at.row = block_.has_param_rows() ? latched_.param_rows()[slice.position]
+                                       : static_cast<uint32_t>(range_.group);
       at.random = {block_.seed, block_.random_step, slice.position,
                    slice.param_begin + (at.tile.first - begin)};
     } else {
@@ -143,8 +152,7 @@ class ElementUpdate {
   // the loads overlap.
   SHARD_DEVICE void LoadTile(const Tile& tile, Warp<Lane>* warp) const {
     warp->Each([&](int lane, Lane& v) {
-      v.raw_gradient =
-          LoadRaw(range_.source_dtype, range_.sources[0], tile, lane);
+      v.raw_gradient = LoadRaw(range_.sources.dtype, FirstSource(), tile, lane);
       v.raw_param = range_.master != nullptr
                         ? LoadRaw(DType::kF32, range_.master, tile, lane)
                         : LoadRaw(range_.param_dtype, range_.param, tile, lane);
@@ -165,19 +173,19 @@ class ElementUpdate {
 
   // Sums, scales and clips the gradients, as SumGradients of kernels/cpu.
   SHARD_DEVICE void LoadGradient(const Tile& tile, int lane, Lane* v) const {
-    Widen(range_.source_dtype, v->raw_gradient, v->gradient);
+    Widen(range_.sources.dtype, v->raw_gradient, v->gradient);
     if (one_gradient_) return;
-    for (uint32_t w = 1; w < range_.num_sources; ++w) {
+    for (uint32_t w = 1; w < num_sources(); ++w) {
       float other[kPerLane];
-      Widen(range_.source_dtype,
-            LoadRaw(range_.source_dtype, range_.sources[w], tile, lane), other);
+      Widen(range_.sources.dtype,
+            LoadRaw(range_.sources.dtype, range_.sources[w], tile, lane),
+            other);
       SHARD_UNROLL
       for (int k = 0; k < kPerLane; ++k) v->gradient[k] += other[k];
     }
-    const auto scale = static_cast<float>(block_.scale);
     SHARD_UNROLL
     for (int k = 0; k < kPerLane; ++k) {
-      float g = v->gradient[k] * scale;
+      float g = v->gradient[k] * scale_;
       g = g > clip_ ? clip_ : g;
       v->gradient[k] = g < -clip_ ? -clip_ : g;
     }
@@ -202,11 +210,11 @@ class ElementUpdate {
   SHARD_DEVICE void Update(const ParamTile& at, Warp<Lane>* warp) const {
     // The scalars are all that a FormulaScalars has.
     const auto& scalars = *reinterpret_cast<const typename F::Scalars*>(
-        &block_.rows[at.row].scalars);
+        &latched_.rows()[at.row].scalars);
     const Rule rule(Arithmetic(), scalars);
-    const auto factor =
-        static_cast<float>(one_gradient_ ? scalars.gradient_sign * block_.scale
-                                         : scalars.gradient_sign);
+    // The sign is 1 or -1.
+    const auto sign = static_cast<float>(scalars.gradient_sign);
+    const float factor = one_gradient_ ? sign * scale_ : sign;
     warp->Each([&](int, Lane& v) {
       SHARD_UNROLL
       for (int k = 0; k < kPerLane; ++k) {
@@ -299,22 +307,13 @@ class ElementUpdate {
         [](Lane& v) -> LaneWords& { return v.words; }, warp);
   }
 
-  static SHARD_DEVICE Raw NarrowStochastically(uint32_t tensor,
-                                               const LaneWords& words,
-                                               const float* from) {
-    Raw raw = {};
-    SHARD_UNROLL
-    for (int k = 0; k < kPerLane; ++k) {
-      raw.w[k / 2] |= ToBf16(from[k], words.Of(k, IsFirstOfPair(tensor)))
-                      << k % 2 * 16;
-    }
-    return raw;
-  }
-
   const ElementRange& range_;
   const StepBlock& block_;
+  const StepBlock& latched_;
   const AesTable& table_;
+  float scale_;
   float clip_;
+  bool reads_kept_;
   bool one_gradient_;
   bool by_slice_;
   bool aligned_;
@@ -328,7 +327,7 @@ SHARD_DEVICE void UpdateElements(const UpdateElementsArgs& args,
   const StepBlock block = *args.block;
   if (block.skipped) return;
   const AesTable table(args.range.needs_random);
-  const ElementUpdate<F, Rule> update(args.range, block, table);
+  const ElementUpdate<F, Rule> update(args.range, block, *args.block, table);
   ForEachOnWarp(launch, update.num_tiles(),
                 [&](uint64_t tile) { update.Step(tile); });
 }

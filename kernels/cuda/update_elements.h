@@ -17,6 +17,7 @@
 
 #include "core/base/dtype.h"
 #include "core/device/step_block.h"
+#include "kernels/cuda/sources.h"
 #include "kernels/formula/registry.h"
 
 namespace shard::cuda {
@@ -35,9 +36,11 @@ struct ElementSlice {
 // All pointers are to memory that the device reaches; tensors begin at the
 // range's first element.
 struct ElementRange {
-  const void* const* sources;  // Gradients, in the order of their sum.
-  uint32_t num_sources;
-  DType source_dtype;
+  Sources sources;  // Gradients, in the order of their sum.
+  // The sum of the gradients, of the sources' dtype, which is read instead
+  // where a norm pass has left it there (StepBlock::has_norm). Null: the
+  // sources are read.
+  const void* kept_sum;
 
   DType param_dtype;
   DType state_dtype;

@@ -33,14 +33,16 @@ std::vector<ElementSlice> ElementSlices(const UpdateList& list,
   return slices;
 }
 
-ElementRange ElementRangeOf(const UpdateRange& range,
+ElementRange ElementRangeOf(const UpdateList& list, const UpdateRange& range,
                             const std::vector<ElementSlice>& made,
                             const ElementSlice* slices,
-                            const GradientSources& gradients) {
+                            const void* const* sources) {
+  const GradientSources gradients = list.GradientsOf(range, false);
   ElementRange given = {};
-  given.sources = gradients.data;
-  given.num_sources = static_cast<uint32_t>(gradients.count);
-  given.source_dtype = gradients.dtype;
+  ReadGradients(gradients,
+                sources == nullptr ? nullptr : sources + range.first_source,
+                &given);
+  if (range.keeps_sum) given.kept_sum = range.own_grads;
   given.param_dtype = range.param_dtype;
   given.state_dtype = range.state_dtype;
   given.param = range.param;
@@ -60,6 +62,13 @@ ElementRange ElementRangeOf(const UpdateRange& range,
   given.num_tiles = made.empty() ? 0 : EndTile(made.back());
   given.slices = slices;
   return given;
+}
+
+void ReadGradients(const GradientSources& gradients, const void* const* table,
+                   ElementRange* range) {
+  range->sources =
+      SourcesOf(gradients.data, gradients.count, gradients.dtype, table);
+  range->kept_sum = nullptr;
 }
 
 }  // namespace shard::cuda

@@ -19,14 +19,19 @@ namespace shard::cuda {
 std::vector<ElementSlice> ElementSlices(const UpdateList& list,
                                         const UpdateRange& range);
 
-// Returns the range. `slices` is where the device has the slices of
-// ElementSlices. `gradients` are those that the step reads
-// (UpdateList::GradientsOf, or what the host gave instead); its list of
-// pointers lies where the device reads it.
-ElementRange ElementRangeOf(const UpdateRange& range,
+// Returns a range of the list, with the gradients of the list. `slices` is
+// where the device has the slices of ElementSlices, and `sources` where it has
+// UpdateList::sources; both are null where nothing is read there.
+ElementRange ElementRangeOf(const UpdateList& list, const UpdateRange& range,
                             const std::vector<ElementSlice>& made,
                             const ElementSlice* slices,
-                            const GradientSources& gradients);
+                            const void* const* sources);
+
+// Makes the kernel read other gradients, whether or not a norm pass has run.
+// `table` is where the device has their list of pointers; null for at most
+// kInlineSources.
+void ReadGradients(const GradientSources& gradients, const void* const* table,
+                   ElementRange* range);
 
 }  // namespace shard::cuda
 

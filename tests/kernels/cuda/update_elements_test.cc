@@ -25,11 +25,11 @@
 #include "core/device/cuda/element_range.h"
 #include "core/device/device.h"
 #include "kernels/cpu/convert.h"
-#include "kernels/cuda/host_kernels.h"
 #include "kernels/formula/all.h"
 #include "kernels/formula/narrow_states.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/device/kernel_inputs.h"
+#include "tests/kernels/cuda/run_kernel.h"
 
 namespace shard::update_elements_test {
 namespace {
@@ -243,35 +243,29 @@ class Range {
   UpdateList list_;
 };
 
-const cuda::HostKernel& KernelOf(const FormulaCase& formula) {
-  const std::string name = StrCat("shard_update_", formula.name);
-  for (const cuda::HostKernel& kernel : cuda::HostKernels()) {
-    if (kernel.name == name) return kernel;
-  }
-  ADD_FAILURE() << "no kernel is named " << name;
-  return cuda::HostKernels()[0];
-}
-
 // Runs the kernel on a grid that is no divisor of the tiles.
 void UpdateAsGpu(const FormulaCase& formula, const StepBlock& block,
-                 const Range& range) {
+                 const Range& range,
+                 const GradientSources* gradients = nullptr) {
   const UpdateList& list = range.list();
   const auto slices = cuda::ElementSlices(list, list.ranges[0]);
-  const cuda::UpdateElementsArgs args = {
-      cuda::ElementRangeOf(list.ranges[0], slices, slices.data(),
-                           list.GradientsOf(list.ranges[0], block.has_norm)),
+  cuda::UpdateElementsArgs args = {
+      cuda::ElementRangeOf(list, list.ranges[0], slices, slices.data(),
+                           list.sources.data()),
       &block};
-  const cuda::HostKernel& kernel = KernelOf(formula);
-  ASSERT_EQ(kernel.arg_bytes, sizeof(args));
-  kernel.run(&args, 1, 96);
+  if (gradients != nullptr) {
+    cuda::ReadGradients(*gradients, gradients->data, &args.range);
+  }
+  testing::RunKernel(StrCat("shard_update_", formula.name), args, {1, 96});
 }
 
-void UpdateAsCpu(const StepBlock& block, const Range& range) {
+void UpdateAsCpu(const StepBlock& block, const Range& range,
+                 const GradientSources* gradients = nullptr) {
   const auto device = OpenDevice("cpu");
   ASSERT_OK(device);
   const auto stream = (*device)->CreateStream(StreamKind::kCompute);
   ASSERT_OK(stream);
-  (*stream)->Update(range.list(), 0, &block, nullptr);
+  (*stream)->Update(range.list(), 0, &block, gradients);
   ASSERT_OK((*stream)->Synchronize(Deadline::After(60)));
 }
 
@@ -293,7 +287,7 @@ struct Block {
     block.clip_value = kNoClip;
     block.seed = 0x123456789ABCDEF;
     block.random_step = static_cast<uint32_t>(step);
-    block.rows = rows;
+    block.SetRows(rows, nullptr);
   }
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
@@ -314,7 +308,7 @@ class UpdateElementsTest : public ::testing::TestWithParam<FormulaCase> {
     for (int64_t step = 1; step <= 3; ++step) {
       Block latched(GetParam(), step);
       latched.block.clip_value = clip_value;
-      latched.block.param_rows = rows;
+      latched.block.SetRows(latched.rows, rows);
       for (Range* const range : {&expected, &actual}) {
         range->ChangeGrads(static_cast<float>(step));
       }
@@ -372,6 +366,38 @@ TEST_P(UpdateElementsTest, ReadsTheSumThatANormPassLeft) {
   before.KeepSum();
   Block latched(GetParam(), 1);
   latched.block.has_norm = true;
+  Range expected(before);
+  Range actual(before);
+  UpdateAsCpu(latched.block, expected);
+  UpdateAsGpu(GetParam(), latched.block, actual);
+  actual.ExpectEqual(expected);
+}
+
+// The sources are read where no norm pass has run; and what the host gives is
+// read in any case.
+TEST_P(UpdateElementsTest, ReadsTheGradientsThatItIsGiven) {
+  Range before(GetParam(), {}, Aligned(), 3, 5);
+  before.KeepSum();
+  const Range others(GetParam(), {}, Aligned(), 2, 6);
+  const GradientSources gradients =
+      others.list().GradientsOf(others.list().ranges[0], false);
+  for (const bool has_norm : {false, true}) {
+    for (const GradientSources* const given :
+         {static_cast<const GradientSources*>(nullptr), &gradients}) {
+      Block latched(GetParam(), 1);
+      latched.block.has_norm = has_norm;
+      Range expected(before);
+      Range actual(before);
+      UpdateAsCpu(latched.block, expected, given);
+      UpdateAsGpu(GetParam(), latched.block, actual, given);
+      actual.ExpectEqual(expected);
+    }
+  }
+}
+
+TEST_P(UpdateElementsTest, ReadsMoreSourcesThanAnArgumentHas) {
+  const Range before(GetParam(), {}, Aligned(), 40, 5);
+  const Block latched(GetParam(), 1);
   Range expected(before);
   Range actual(before);
   UpdateAsCpu(latched.block, expected);
