@@ -26,8 +26,8 @@
 //
 // Lifetime of the arguments: as those of Stream. `tag` names the phase in
 // errors, is the same on all ranks, and outlives the work; tensors are used
-// when it runs. When memory runs out, a method throws and has enqueued nothing:
-// the host's call ends the family.
+// when it runs. When memory runs out, a method throws: the host's call ends the
+// family.
 //
 // Threads: one at a time, not always the same.
 
@@ -45,6 +45,7 @@
 #include "core/comm/communicator.h"
 #include "core/comm/exchange.h"
 #include "core/comm/rank_set.h"
+#include "core/device/device.h"
 #include "core/device/stream.h"
 
 namespace shard {
@@ -116,16 +117,24 @@ class CollectiveDeadline {
 struct CollectivesOptions {
   // Seconds that a collective may take which has no deadline (SetDeadline).
   double timeout = 60;
+  // The bytes of memory through which tensors pass that the host does not
+  // reach; more where the world has more ranks than that many cache lines.
+  size_t staging_bytes = size_t{4} << 20;
 };
 
-// Opens the collectives of this rank over the ranks of `control`, on a device
-// whose kernels and the host reach the same memory. COLLECTIVE. `sets`: those
-// of this rank, in the same order and of the same strides and counts on all
-// ranks. Errors: kInvalidArgument on all ranks for a set that does not divide
-// the world, or that lacks this rank; kDesync where strides and counts differ.
-// The result does not use `control` any more.
+// Returns the bytes of Device::AllocateHost that the collectives of one rank
+// take where the host does not reach the device's tensors.
+size_t StagingBytes(int world_size, const CollectivesOptions& options = {});
+
+// Opens the collectives of this rank over the ranks of `control`, for tensors
+// of `device`. COLLECTIVE. `sets`: those of this rank, in the same order and of
+// the same strides and counts on all ranks. Errors: kInvalidArgument on all
+// ranks for a set that does not divide the world, or that lacks this rank;
+// kDesync where strides, counts or staging memory differ; kResourceExhausted on
+// all ranks. The result does not use `control` and `device` any more. All that
+// it has enqueued must have run, or been dropped, before it is destroyed.
 StatusOr<std::unique_ptr<Collectives>> OpenCollectives(
-    Communicator* control, std::span<const RankSet> sets,
+    Communicator* control, Device* device, std::span<const RankSet> sets,
     const CollectivesOptions& options, const Deadline& deadline);
 
 }  // namespace shard

@@ -6,6 +6,7 @@
 #include "core/base/strings.h"
 #include "core/collectives/collectives.h"
 #include "core/collectives/cpu/cpu_collectives.h"
+#include "core/collectives/staged/staged_collectives.h"
 #include "core/comm/check_agreement.h"
 
 namespace shard {
@@ -30,11 +31,17 @@ Status CheckSets(std::span<const RankSet> sets, const Communicator& control) {
 
 }  // namespace
 
+size_t StagingBytes(int world_size, const CollectivesOptions& options) {
+  return staged::StagingBytes(options.staging_bytes, world_size);
+}
+
 StatusOr<std::unique_ptr<Collectives>> OpenCollectives(
-    Communicator* control, std::span<const RankSet> sets,
+    Communicator* control, Device* device, std::span<const RankSet> sets,
     const CollectivesOptions& options, const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(control, kWhat, CheckSets(sets, *control), deadline));
+  const size_t staging_bytes =
+      device->IsHostMemory() ? 0 : StagingBytes(control->world_size(), options);
   SHARD_RETURN_IF_ERROR(CheckAgreement(
       control, "the sets of ranks of collectives",
       [&](FactSink* sink) {
@@ -43,13 +50,30 @@ StatusOr<std::unique_ptr<Collectives>> OpenCollectives(
           sink->Add(StrCat("set ", i), "ranks", sets[i].count);
           sink->Add(StrCat("set ", i), "stride", sets[i].stride);
         }
+        sink->Add("", "bytes of staging memory", staging_bytes);
       },
       deadline));
+  DeviceMemory staging;
+  if (staging_bytes > 0) {
+    auto allocated =
+        device->AllocateHost(staging_bytes, "staging memory of collectives");
+    SHARD_RETURN_IF_ERROR(
+        AgreeOnStatus(control, kWhat, allocated.status(), deadline));
+    staging = *std::move(allocated);
+  }
   SHARD_ASSIGN_OR_RETURN(auto exchange,
                          control->OpenExchange("tensors", deadline));
-  return std::unique_ptr<Collectives>(std::make_unique<cpu::CpuCollectives>(
-      std::move(exchange), std::vector<RankSet>(sets.begin(), sets.end()),
-      options.timeout));
+  std::vector<RankSet> own(sets.begin(), sets.end());
+  std::unique_ptr<Collectives> collectives;
+  if (staging_bytes > 0) {
+    collectives = std::make_unique<staged::StagedCollectives>(
+        std::move(exchange), std::move(own), options.timeout, control->rank(),
+        std::move(staging));
+  } else {
+    collectives = std::make_unique<cpu::CpuCollectives>(
+        std::move(exchange), std::move(own), options.timeout);
+  }
+  return collectives;
 }
 
 }  // namespace shard

@@ -136,8 +136,9 @@ class Communicator {
   // Makes another communicator over the same ranks, with a sequence of
   // collectives of its own: an engine's thread works on it, while the host uses
   // this one in an order of its own. COLLECTIVE. `what` names it in Describe.
-  // Rank, direct(), timeout, observer, phase_hook and link are this one's; the
-  // hook is called by either thread.
+  // Rank, timeout, observer, phase_hook and link are this one's; the hook is
+  // called by either thread. direct() of the duplicate is true where it is here
+  // and `direct` is true, which is the same on all ranks.
   //
   // A family is a communicator, its duplicates, exchanges and notices, and
   // theirs. An error that ends one of a family (a lost rank, a passed deadline,
@@ -154,7 +155,7 @@ class Communicator {
   // was opened, ends all: collectives of a duplicate, also one in progress,
   // then return kFailedPrecondition, and its Shutdown OK.
   virtual StatusOr<std::shared_ptr<Communicator>> Duplicate(
-      std::string_view what, const Deadline& deadline) = 0;
+      std::string_view what, bool direct, const Deadline& deadline) = 0;
 
   // Opens an exchange of tensors between the ranks, of the same family as this
   // communicator. COLLECTIVE. `what` names the exchange in errors. The

@@ -103,10 +103,10 @@ Status ObservedCommunicator::Broadcast(std::string_view what, int root,
 }
 
 StatusOr<std::shared_ptr<Communicator>> ObservedCommunicator::Duplicate(
-    std::string_view what, const Deadline& deadline) {
+    std::string_view what, bool direct, const Deadline& deadline) {
   using Made = StatusOr<std::shared_ptr<Communicator>>;
   return Observe(observer_, EventId::kDuplicate, {.what = what}, [&]() -> Made {
-    SHARD_ASSIGN_OR_RETURN(auto made, comm_->Duplicate(what, deadline));
+    SHARD_ASSIGN_OR_RETURN(auto made, comm_->Duplicate(what, direct, deadline));
     return std::shared_ptr<Communicator>(
         std::make_shared<ObservedCommunicator>(std::move(made)));
   });

@@ -47,7 +47,7 @@ class ObservedCommunicator final : public Communicator {
   Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
                    const Deadline& deadline) override;
   StatusOr<std::shared_ptr<Communicator>> Duplicate(
-      std::string_view what, const Deadline& deadline) override;
+      std::string_view what, bool direct, const Deadline& deadline) override;
   StatusOr<std::shared_ptr<Exchange>> OpenExchange(
       std::string_view what, const Deadline& deadline) override;
   StatusOr<std::unique_ptr<Notices>> OpenNotices(

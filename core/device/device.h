@@ -19,6 +19,7 @@
 #define SHARD_CORE_DEVICE_DEVICE_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -62,6 +63,13 @@ enum class StreamKind {
   kCommunication,  // Collectives, and the waits around them.
 };
 
+// Where a device's tensors lie, in the codes of DLPack.
+struct DeviceId {
+  enum class Kind : int32_t { kCpu = 1, kCuda = 2 };
+  Kind kind = Kind::kCpu;
+  int32_t ordinal = 0;  // Among the devices of the kind.
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -70,6 +78,8 @@ class Device {
   // "cpu".
   virtual const std::string& name() const = 0;
 
+  virtual DeviceId id() const { return {}; }
+
   // Allocates memory for tensors. Errors: kResourceExhausted, which names
   // `what` the memory is for.
   virtual StatusOr<DeviceMemory> Allocate(size_t bytes,
@@ -77,8 +87,12 @@ class Device {
   // Returns whether the host may read and write the memory of Allocate where it
   // lies. Elsewhere only streams may; HostAccess (host_access.h) serves both.
   virtual bool IsHostMemory() const = 0;
-  // Allocates memory that the host and kernels read and write, under one
-  // address: for values of a step and for results.
+  // Returns whether kernels and copies reach the memory that the ranks of a
+  // host share (Communicator::Allocate).
+  virtual bool ReachesSharedMemory() const = 0;
+  // Allocates memory that the host and the device's copies and kernels reach
+  // under one address: for what the host gives to streams, and gets from them.
+  // Where IsHostMemory() is false, kernels are slow there.
   virtual StatusOr<DeviceMemory> AllocateHost(size_t bytes,
                                               std::string_view what) = 0;
 
@@ -91,6 +105,11 @@ class Device {
   // end of the result leaves the host's work alone. Errors: kInvalidArgument
   // where the device knows no such stream.
   virtual StatusOr<std::shared_ptr<Stream>> WrapStream(void* native) = 0;
+
+  // Makes what the device's kernels need of a list, in list->prepared, before
+  // streams are given the list. Errors: kUnimplemented for an optimizer that
+  // the device has no kernel for; kResourceExhausted.
+  virtual Status Prepare(UpdateList* /*list*/) { return Status(); }
 
   // Finds the BLAS with which Stream::Update multiplies matrices, once,
   // and returns its name. Errors: kBackendUnavailable, which lists the
@@ -107,7 +126,17 @@ class Device {
 //              shows as a wrong result, or as a data race under a sanitizer.
 //              ?max_delay=SECONDS, the longest pause (0.0002; at most 1);
 //              &seed=N, the seed of the pauses (0).
+//   cuda:N     A GPU (core/device/cuda/cuda_device.h), by its ordinal or UUID.
+//              Loads libshard_cuda.so from beside this library.
 StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view spec);
+
+// Returns the kind of device that a spec names, which this machine need not
+// have.
+StatusOr<DeviceId::Kind> KindOfDevice(std::string_view spec);
+
+// Returns a JSON document: the accelerators of this machine, and why one cannot
+// be used (shard_devices_json).
+std::string DescribeDevices();
 
 }  // namespace shard
 

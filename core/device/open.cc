@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "core/base/spec.h"
 #include "core/device/cpu/cpu_device.h"
 #include "core/device/device.h"
+#include "core/device/plugin/plugin.h"
 
 namespace shard {
 
@@ -27,7 +29,7 @@ StatusOr<std::shared_ptr<Device>> OpenCpu(std::string_view text, Spec spec) {
 
 StatusOr<std::shared_ptr<Device>> OpenCpuAsync(std::string_view text,
                                                Spec spec) {
-  cpu::Pauses pauses;
+  Pauses pauses;
   SHARD_ASSIGN_OR_RETURN(pauses.longest, spec.TakeDouble("max_delay", 200e-6));
   SHARD_ASSIGN_OR_RETURN(const int64_t seed, spec.TakeInt("seed", 0));
   SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
@@ -43,6 +45,23 @@ StatusOr<std::shared_ptr<Device>> OpenCpuAsync(std::string_view text,
   return cpu::OpenAsyncDevice(pauses);
 }
 
+constexpr std::string_view kCudaPlugin = "libshard_cuda.so";
+
+Status CheckCuda(std::string_view text, const Spec& spec) {
+  SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
+  if (!spec.body().empty()) return Status();
+  return InvalidArgument("'", text,
+                         "' says not which; use an ordinal, cuda:0, or a UUID, "
+                         "cuda:GPU-...");
+}
+
+StatusOr<std::shared_ptr<Device>> OpenCuda(std::string_view text,
+                                           const Spec& spec) {
+  SHARD_RETURN_IF_ERROR(CheckCuda(text, spec));
+  SHARD_ASSIGN_OR_RETURN(const Plugin* const plugin, LoadPlugin(kCudaPlugin));
+  return plugin->open_device(spec.body());
+}
+
 }  // namespace
 
 StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view text) {
@@ -50,9 +69,32 @@ StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view text) {
   SHARD_ASSIGN_OR_RETURN(Spec spec, Spec::Parse(text));
   if (spec.name() == "cpu") return OpenCpu(text, std::move(spec));
   if (spec.name() == "cpu-async") return OpenCpuAsync(text, std::move(spec));
+  if (spec.name() == "cuda") return OpenCuda(text, spec);
   return InvalidArgument("'", text,
                          "' names no device; known: cpu, "
-                         "cpu-async?max_delay=SECONDS&seed=N");
+                         "cpu-async?max_delay=SECONDS&seed=N, cuda:N");
+}
+
+StatusOr<DeviceId::Kind> KindOfDevice(std::string_view text) {
+  const StatusOr<Spec> spec = Spec::Parse(text.empty() ? "cpu" : text);
+  if (spec.ok() && spec->name() == "cuda") {
+    SHARD_RETURN_IF_ERROR(CheckCuda(text, *spec));
+    return DeviceId::Kind::kCuda;
+  }
+  SHARD_RETURN_IF_ERROR(OpenDevice(text).status());
+  return DeviceId::Kind::kCpu;
+}
+
+std::string DescribeDevices() {
+  const StatusOr<const Plugin*> cuda = LoadPlugin(kCudaPlugin);
+  const nlohmann::ordered_json described =
+      cuda.ok() ? nlohmann::ordered_json::parse((*cuda)->describe())
+                : nlohmann::ordered_json{{"driver", ""},
+                                         {"error", cuda.status().message()},
+                                         {"devices", nullptr},
+                                         {"nccl", nullptr},
+                                         {"cublas", nullptr}};
+  return nlohmann::ordered_json{{"cuda", described}}.dump();
 }
 
 }  // namespace shard

@@ -91,8 +91,8 @@ class Stream {
                         uint8_t* codes, float* scales) = 0;
 
   // The kernels of a step: one operation per range of a list. They read the
-  // latched half of `block` and write the other; block and sums are memory of
-  // Device::AllocateHost.
+  // latched half of `block` and write the other. Block and sums are memory of
+  // Device::Allocate, as tensors are.
 
   // Adds the range's summed gradients to `sum`. The first pass reads the ranks'
   // gradients and, where the range keeps the sum, stores it; the second pass

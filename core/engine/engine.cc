@@ -29,6 +29,14 @@ StatusOr<std::shared_ptr<Device>> OpenDeviceOf(const EngineOptions& options) {
   return OpenDevice(options.device);
 }
 
+// Describes what decides how ranks move tensors, and so is the same on all.
+void DescribeDevice(const Device& device, FactSink* sink) {
+  const bool is_cpu = device.id().kind == DeviceId::Kind::kCpu;
+  sink->Add("", "kind of device", is_cpu ? "cpu" : "cuda");
+  sink->Add("", "device reaches shared memory",
+            device.ReachesSharedMemory() ? "yes" : "no");
+}
+
 }  // namespace
 
 StatusOr<std::unique_ptr<Engine>> Engine::Create(
@@ -49,12 +57,12 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
   std::shared_ptr<Device> device;
   std::shared_ptr<Stream> host_stream;
   if (local.ok()) local = CheckEngineOptions(*options);
-  if (local.ok()) local = CheckSupported(*plan, *comm, nullptr);
   if (local.ok()) {
     auto opened = OpenDeviceOf(*options);
     local = opened.status();
     if (opened.ok()) device = *std::move(opened);
   }
+  if (local.ok()) local = CheckSupported(*plan, *comm, *device, nullptr);
   if (local.ok()) {
     auto wrapped = device->WrapStream(nullptr);
     local = wrapped.status();
@@ -69,7 +77,10 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
   SHARD_ASSIGN_OR_RETURN(Hypers hypers, Hypers::Create(*plan));
   SHARD_RETURN_IF_ERROR(CheckAgreement(
       comm.get(), "the engine's options",
-      [&](FactSink* sink) { DescribeEngineOptions(*options, sink); },
+      [&](FactSink* sink) {
+        DescribeEngineOptions(*options, sink);
+        DescribeDevice(*device, sink);
+      },
       deadline));
   const auto blas = FindBlas(*plan, hypers, device.get());
   SHARD_RETURN_IF_ERROR(
@@ -85,7 +96,9 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
     observer->Log(EventId::kPlanText, plan->ToText());
   }
 
-  SHARD_ASSIGN_OR_RETURN(auto own, comm->Duplicate("engine", deadline));
+  SHARD_ASSIGN_OR_RETURN(
+      auto own,
+      comm->Duplicate("engine", device->ReachesSharedMemory(), deadline));
   std::unique_ptr<Engine> engine(
       new Engine(std::move(comm), std::move(own), std::move(device),
                  std::move(host_stream), std::move(hypers), *options, timeout));

@@ -157,6 +157,9 @@ class Engine {
   // gradients.
   Status BeginStep(const StatusOr<StepOptions>& options);
 
+  // Returns where the tensors lie. Local.
+  DeviceId device() const { return device_->id(); }
+
   // Sets the stream on which the host enqueues its own work: `native` as in
   // Device::WrapStream, which must outlive the engine or the next SetStream.
   // The new stream's work comes after that of the old one. Local, between steps
@@ -246,6 +249,9 @@ class Engine {
   }
   // Returns the host's communicator.
   Communicator* comm() const { return host_comm_.get(); }
+  // Returns whether the ranks read and write each other's tensors where they
+  // lie: the communicator has shared memory, and the device reaches it.
+  bool SharesTensors() const { return comm_->direct(); }
   // Returns the stream of the host's own work, in whose order the engine's
   // calls take place.
   Stream& host_stream() const { return *host_.get(); }

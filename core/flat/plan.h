@@ -179,6 +179,13 @@ struct MemoryReport {
   // Returns the memory of a host, whose ranks share memory if `shared`; at most
   // UINT64_MAX. REQUIRES: ranks_on_host > 0.
   uint64_t HostTotal(int ranks_on_host, bool shared) const;
+
+  // Returns the memory of a device that has its own, for one rank: all but the
+  // model's host tensors. For ranks that share no memory.
+  uint64_t DeviceTotal() const {
+    return param_bytes + grad_bytes + state_bytes + workspace_bytes +
+           transient_bytes;
+  }
 };
 
 // Transient memory for the units of one nesting depth: `count` slots of `bytes`

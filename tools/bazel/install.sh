@@ -19,7 +19,7 @@ put() {
   local mode="$1" from="$2" to="$3"
   install -D -T -m "$mode" "$from" "$to.new"
   case "$from" in
-    *.so.* | */shardctl) strip --strip-unneeded "$to.new" ;;
+    *.so | *.so.* | */shardctl) strip --strip-unneeded "$to.new" ;;
   esac
   take_name "$to"
 }
@@ -37,6 +37,7 @@ done
 put 644 "$built/api/libshard.so.0" "$prefix/lib/libshard.so.0"
 ln -sfT libshard.so.0 "$prefix/lib/libshard.so.new"
 take_name "$prefix/lib/libshard.so"
+put 644 "$built/api/libshard_cuda.so" "$prefix/lib/libshard_cuda.so"
 put 755 "$built/sdk/cli/shardctl" "$prefix/bin/shardctl"
 
 version="$(sed -nE 's/^#define SHARD_VERSION_(MAJOR|MINOR|PATCH) +//p' \

@@ -192,27 +192,30 @@ Status DirectCommunicator::Broadcast(std::string_view what, int root,
 }
 
 StatusOr<std::shared_ptr<Communicator>> DirectCommunicator::Duplicate(
-    std::string_view what, const Deadline& deadline) {
-  SHARD_ASSIGN_OR_RETURN(
-      std::shared_ptr<Communicator> made,
-      MakeDuplicate(Operation::kDuplicate, "duplicate", what, deadline));
+    std::string_view what, bool direct, const Deadline& deadline) {
+  SHARD_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> made,
+                         MakeDuplicate(Operation::kDuplicate, "duplicate", what,
+                                       direct, deadline));
   return made;
 }
 
 StatusOr<std::shared_ptr<Exchange>> DirectCommunicator::OpenExchange(
     std::string_view what, const Deadline& deadline) {
-  SHARD_ASSIGN_OR_RETURN(auto made, MakeDuplicate(Operation::kOpenExchange,
-                                                  "exchange", what, deadline));
+  SHARD_ASSIGN_OR_RETURN(
+      auto made, MakeDuplicate(Operation::kOpenExchange, "exchange", what,
+                               link_.direct, deadline));
   DirectExchange* const exchange = &made->exchange_;
   return std::shared_ptr<Exchange>(std::move(made), exchange);
 }
 
 StatusOr<std::shared_ptr<DirectCommunicator>> DirectCommunicator::MakeDuplicate(
     Operation operation, std::string_view kind, std::string_view what,
-    const Deadline& deadline) {
+    bool direct, const Deadline& deadline) {
+  Link link = link_;
+  link.direct = link.direct && direct;
   SHARD_RETURN_IF_ERROR(Enter(what));
   SHARD_RETURN_IF_ERROR(
-      group_->Begin({operation, what, 0, link_.direct}, nullptr, 0, deadline));
+      group_->Begin({operation, what, 0, link.direct}, nullptr, 0, deadline));
   // The ranks share memory, even where the link hides it from callers.
   SHARD_ASSIGN_OR_RETURN(
       auto memory,
@@ -235,7 +238,7 @@ StatusOr<std::shared_ptr<DirectCommunicator>> DirectCommunicator::MakeDuplicate(
           ? std::make_shared<Group>(std::move(owned), group_, kRoundCells)
           : std::make_shared<Group>(std::move(owned), group_),
       *std::move(regions), StrCat(description_, ", ", kind, " '", what, "'"),
-      options_, link_);
+      options_, link);
 }
 
 StatusOr<std::unique_ptr<Notices>> DirectCommunicator::OpenNotices(

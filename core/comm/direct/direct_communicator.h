@@ -46,7 +46,7 @@ class DirectCommunicator final : public Communicator {
   Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
                    const Deadline& deadline) override;
   StatusOr<std::shared_ptr<Communicator>> Duplicate(
-      std::string_view what, const Deadline& deadline) override;
+      std::string_view what, bool direct, const Deadline& deadline) override;
   StatusOr<std::shared_ptr<Exchange>> OpenExchange(
       std::string_view what, const Deadline& deadline) override;
   StatusOr<std::unique_ptr<Notices>> OpenNotices(
@@ -66,7 +66,7 @@ class DirectCommunicator final : public Communicator {
   // COLLECTIVE.
   StatusOr<std::shared_ptr<DirectCommunicator>> MakeDuplicate(
       Operation operation, std::string_view kind, std::string_view what,
-      const Deadline& deadline);
+      bool direct, const Deadline& deadline);
 
   // Duplicates hold it too.
   const std::shared_ptr<Group> group_;

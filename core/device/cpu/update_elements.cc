@@ -46,7 +46,7 @@ void UpdateElements(const RangeUpdate& update) {
         args.random.param = first.position;
         args.random.first_element = first.param_begin;
         args.count = count;
-        FusedStep(range.formula, block.rows[row].scalars.data(), args);
+        FusedStep(range.formula, block.rows()[row].scalars.data(), args);
       });
 }
 

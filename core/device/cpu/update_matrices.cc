@@ -65,7 +65,7 @@ void UpdateMatrices(const RangeUpdate& update, const Blas& blas) {
     const std::span<const int64_t> shape = update.list.ShapeOf(first);
     // Rows differ in nothing but the number of steps, which Muon does not read.
     const auto& scalars =
-        block.rows[block.RowOf(range.group, slices[batch.index[0]].position)]
+        block.rows()[block.RowOf(range.group, slices[batch.index[0]].position)]
             .scalars.as<Muon>();
     const auto direction_of = [&](size_t i) {
       return workspace + i * first.stride;

@@ -34,7 +34,7 @@ void UpdateTensors(const RangeUpdate& update) {
     args.shape = update.list.ShapeOf(tensor).data();
     args.ndim = tensor.ndim;
     args.scratch = workspace + tensor.stride;
-    TensorStep(range.formula, block.rows[row].scalars.data(), args);
+    TensorStep(range.formula, block.rows()[row].scalars.data(), args);
     param.Publish(block);
   }
 }

@@ -194,7 +194,8 @@ StatusOr<std::shared_ptr<AsyncSave>> Checkpoints::Save(
     const WorkDeadline& deadline, Communicator* engine_comm, Device* device) {
   if (comm_ == nullptr) {
     SHARD_ASSIGN_OR_RETURN(
-        comm_, engine_comm->Duplicate("checkpoints", deadline.Exchange()));
+        comm_, engine_comm->Duplicate("checkpoints", /*direct=*/true,
+                                      deadline.Exchange()));
   }
   for (const auto& [name, blob] : blobs_) state.blobs.push_back(blob);
   SaveOptions guarded = options;

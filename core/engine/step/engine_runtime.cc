@@ -21,8 +21,8 @@ StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
     const PlanSets sets(*runtime->plan_, comm->rank());
     SHARD_ASSIGN_OR_RETURN(
         runtime->collectives_,
-        OpenCollectives(comm, sets.ToOpen(), {.timeout = options.timeout},
-                        deadline));
+        OpenCollectives(comm, device, sets.ToOpen(),
+                        {.timeout = options.timeout}, deadline));
     SHARD_ASSIGN_OR_RETURN(runtime->proposals_, OpenProposals(comm, deadline));
   }
   SHARD_ASSIGN_OR_RETURN(

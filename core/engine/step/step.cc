@@ -18,12 +18,13 @@ StatusOr<std::unique_ptr<Stepper>> Stepper::Create(const Dependencies& deps) {
       UpdateList list,
       MakeUpdateList(*deps.plan, *deps.memory, deps.comm->rank(),
                      deps.memory->workspace()));
+  SHARD_RETURN_IF_ERROR(deps.device->Prepare(&list));
   SHARD_ASSIGN_OR_RETURN(StepLatch latch,
                          StepLatch::Create(*deps.plan, deps.device));
   const auto ranks = static_cast<size_t>(deps.comm->world_size());
-  SHARD_ASSIGN_OR_RETURN(DeviceMemory sums,
-                         deps.device->AllocateHost(
-                             (1 + ranks) * sizeof(NormSum), "gradient norm"));
+  SHARD_ASSIGN_OR_RETURN(
+      DeviceMemory sums,
+      deps.device->Allocate((1 + ranks) * sizeof(NormSum), "gradient norm"));
   return std::unique_ptr<Stepper>(
       new Stepper(deps, std::move(list), std::move(latch), std::move(sums)));
 }
@@ -62,7 +63,7 @@ Status Stepper::Run(const StepInput& input, bool meets,
     Stopwatch wait(&report->seconds_wait);
     SHARD_RETURN_IF_ERROR(deps_.queue->WaitForAll(deps_.compute, deadline));
   } else {
-    latch_.Latch(input);
+    Latch(input, deadline);
   }
   norm_bytes_[0] = norm_bytes_[1] = 0;
   if (input.needs_norm()) {
@@ -85,9 +86,10 @@ Status Stepper::Run(const StepInput& input, bool meets,
     if (!status.ok()) return status;
   }
   Stopwatch updating(&report->seconds_update);
+  latch_.Download(deps_.compute);
   finished_ = deps_.compute->Record();
   // A skipped step has changed nothing, where that is known by now.
-  const bool skipped = finished_.IsDone() && latch_.block()->skipped;
+  const bool skipped = finished_.IsDone() && latch_.host_block().skipped;
   if (deps_.overlap && !skipped) {
     deps_.copies->MarkAllStale();
   } else if (!skipped) {
@@ -117,7 +119,7 @@ Status Stepper::AwaitResult(const Deadline& deadline,
     Stopwatch updating(&report->seconds_update);
     SHARD_RETURN_IF_ERROR(finished_.Synchronize(deadline));
   }
-  const StepBlock& block = *latch_.block();
+  const StepBlock& block = latch_.host_block();
   report->skipped = block.skipped;
   report->grad_norm = block.grad_norm;
   report->bytes_moved += norm_bytes_[0];
@@ -137,7 +139,7 @@ Status Stepper::EnqueueNorm(NormPass pass, StepReport* report) {
     uint64_t bytes = 0;
     deps_.compute->FillZeros(sums(), sizeof(NormSum));
     for (size_t r = 0; r < list_.ranges.size(); ++r) {
-      deps_.compute->AddToNorm(list_, r, pass, latch_.block(), sums());
+      deps_.compute->AddToNorm(list_, r, pass, latch_.kernels_block(), sums());
       bytes += NormBytes(list_, list_.ranges[r], pass);
     }
     norm_bytes_[static_cast<size_t>(pass)] = bytes;
@@ -149,7 +151,7 @@ Status Stepper::EnqueueNorm(NormPass pass, StepReport* report) {
       sizeof(NormSum), sums() + 1, deps_.compute);
   deps_.compute->FinishNorm(pass, sums() + 1,
                             static_cast<size_t>(deps_.comm->world_size()),
-                            latch_.block());
+                            latch_.kernels_block());
   return deps_.compute->status();
 }
 
@@ -186,7 +188,8 @@ Status Stepper::EnqueueUpdates(const std::vector<Event>& events,
         Span updating(deps_.comm->observer(), EventId::kUpdate, {.unit = unit},
                       &report->seconds_update);
         const uint64_t bytes = BytesOf(part, nullptr);
-        deps_.compute->Update(list_, part.range, latch_.block(), nullptr);
+        deps_.compute->Update(list_, part.range, latch_.kernels_block(),
+                              nullptr);
         updating.set_bytes(bytes);
         update_bytes_ += bytes;
       }
@@ -200,7 +203,7 @@ Status Stepper::EnqueueUpdates(const std::vector<Event>& events,
 
 uint64_t Stepper::BytesOf(const Part& part,
                           const GradientSources* gradients) const {
-  const StepBlock& block = *latch_.block();
+  const StepBlock& block = latch_.host_block();
   const UpdateRange& range = list_.ranges[part.range];
   return UpdateBytes(list_, range, block,
                      gradients == nullptr
@@ -209,8 +212,14 @@ uint64_t Stepper::BytesOf(const Part& part,
                      deps_.plan->buffers()[part.buffer].grad_dtype);
 }
 
-void Stepper::Begin(const StepInput& input) {
+void Stepper::Latch(const StepInput& input, const Deadline& deadline) {
   latch_.Latch(input);
+  latched_ = latch_.Upload(deps_.compute);
+  latch_deadline_ = deadline;
+}
+
+void Stepper::Begin(const StepInput& input, const Deadline& deadline) {
+  Latch(input, deadline);
   begun_ = true;
 }
 
@@ -232,8 +241,9 @@ Status Stepper::UpdateEagerly(
       EventId::kEagerUpdate,
       {.unit = unit, .bytes = static_cast<int64_t>(bytes)}, stream,
       [&](Stream* updating) {
+        updating->Wait(latched_, latch_deadline_);
         for (size_t i = 0; i < parts.size(); ++i) {
-          updating->Update(list_, parts[i].range, latch_.block(),
+          updating->Update(list_, parts[i].range, latch_.kernels_block(),
                            in_place == nullptr ? nullptr : &given[i]);
         }
         return Status();

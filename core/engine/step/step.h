@@ -113,7 +113,7 @@ class Stepper {
   // Begins a step: from here on UpdateEagerly is called for units whose
   // gradients are ready on all ranks, and Run does the rest, with the same
   // input. REQUIRES: no norm; the result of the step before was taken.
-  void Begin(const StepInput& input);
+  void Begin(const StepInput& input, const Deadline& deadline);
   // Enqueues the update of the unit and its publishing on a stream whose work
   // is in the order of the queue. COLLECTIVE; on any thread. `in_place` as in
   // UnitTransfers::EagerUpdate.
@@ -131,6 +131,8 @@ class Stepper {
   Stepper(const Dependencies& deps, UpdateList list, StepLatch latch,
           DeviceMemory sums);
 
+  // Gives kernels the values of the step.
+  void Latch(const StepInput& input, const Deadline& deadline);
   // Enqueues a pass over the gradients, the gathering of the ranks' sums, and
   // what follows from them. COLLECTIVE.
   Status EnqueueNorm(NormPass pass, StepReport* report);
@@ -160,6 +162,8 @@ class Stepper {
 
   // The step on its way.
   bool begun_ = false;
+  Event latched_;  // After it, kernels may read the block.
+  Deadline latch_deadline_ = Deadline::After(0);
   Deadline meeting_deadline_ = Deadline::After(0);
   Event finished_;
   uint64_t norm_bytes_[2] = {};  // By pass.

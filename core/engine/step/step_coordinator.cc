@@ -102,7 +102,7 @@ Status StepCoordinator::RunBegin(const StepOptions& options, int32_t leader,
       begun_input_,
       agreement_.Agree(options, leader, deadline, &begun_active_));
   begun_ = options;
-  runtime_->stepper().Begin(begun_input_);
+  runtime_->stepper().Begin(begun_input_, deadline);
   runtime_->units().SetEagerUpdate(
       [this](int32_t unit,
              const std::vector<std::vector<const void*>>* in_place,

@@ -3,6 +3,7 @@
 #include "core/engine/step/step_latch.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <new>
 
@@ -33,10 +34,14 @@ StatusOr<StepLatch> StepLatch::Create(const Plan& plan, Device* device) {
   const size_t rows = std::max(trainable, latch.positions_.size());
   const size_t rows_at = sizeof(StepBlock);
   const size_t param_rows_at = rows_at + rows * sizeof(StepRow);
-  SHARD_ASSIGN_OR_RETURN(
-      latch.memory_,
-      device->AllocateHost(param_rows_at + plan.NumStored() * sizeof(uint32_t),
-                           "values of a step"));
+  const size_t bytes = param_rows_at + plan.NumStored() * sizeof(uint32_t);
+  SHARD_ASSIGN_OR_RETURN(latch.memory_,
+                         device->AllocateHost(bytes, "values of a step"));
+  latch.copies_ = !device->IsHostMemory();
+  if (latch.copies_) {
+    SHARD_ASSIGN_OR_RETURN(latch.device_memory_,
+                           device->Allocate(bytes, "values of a step"));
+  }
   std::byte* const base = latch.memory_.data();
   ::new (base) StepBlock();
   latch.rows_ = reinterpret_cast<StepRow*>(base + rows_at);
@@ -45,7 +50,7 @@ StatusOr<StepLatch> StepLatch::Create(const Plan& plan, Device* device) {
 }
 
 void StepLatch::Latch(const StepInput& input) {
-  StepBlock& block = *this->block();
+  StepBlock& block = *reinterpret_cast<StepBlock*>(memory_.data());
   block.gradient_scale = input.gradient_scale;
   block.max_grad_norm = input.max_grad_norm;
   block.clip_value = input.clip_value > 0
@@ -60,14 +65,38 @@ void StepLatch::Latch(const StepInput& input) {
   block.grad_norm = -1;
   block.scale = input.gradient_scale;
   block.skipped = false;
-  block.rows = rows_;
   if (input.param_steps == nullptr) {
-    block.param_rows = nullptr;
+    block.SetRows(rows_, nullptr);
     MakeRows(input);
   } else {
-    block.param_rows = param_rows_;
+    block.SetRows(rows_, param_rows_);
     MakeRowsByStep(input);
   }
+}
+
+Event StepLatch::Upload(Stream* stream) const {
+  if (!copies_) return Event();
+  std::byte* const to = device_memory_.data();
+  const std::byte* const from = memory_.data();
+  const auto offset = [&](const void* address) {
+    return static_cast<size_t>(static_cast<const std::byte*>(address) - from);
+  };
+  const size_t rows_end = offset(rows_ + made_rows_);
+  if (host_block().has_param_rows()) {
+    const size_t begin = offset(param_rows_);
+    stream->Fill({{to, from, rows_end},
+                  {to + begin, from + begin, memory_.size() - begin}});
+  } else {
+    stream->Copy(to, from, rows_end);
+  }
+  return stream->Record();
+}
+
+void StepLatch::Download(Stream* stream) const {
+  if (!copies_) return;
+  constexpr size_t kResults = offsetof(StepBlock, largest);
+  stream->Copy(memory_.data() + kResults, device_memory_.data() + kResults,
+               sizeof(StepBlock) - kResults);
 }
 
 void StepLatch::MakeRows(const StepInput& input) {
@@ -76,6 +105,7 @@ void StepLatch::MakeRows(const StepInput& input) {
     rows_[g] = {input.step,
                 {optimizer.formula(), optimizer.hypers().data(), input.step}};
   }
+  made_rows_ = positions_.size();
 }
 
 void StepLatch::MakeRowsByStep(const StepInput& input) {
@@ -100,6 +130,7 @@ void StepLatch::MakeRowsByStep(const StepInput& input) {
       param_rows_[position] = *row;
     }
   }
+  made_rows_ = made;
 }
 
 }  // namespace shard

@@ -3,6 +3,12 @@
 // StepLatch: the StepBlock of an engine, and the host's half of the values in
 // it.
 //
+// The host has a block, and kernels have one: the same one where tensors lie in
+// the host's memory. Elsewhere kernels have a copy in the device's memory, to
+// which the host's block is copied before a step's kernels (Upload), and from
+// which the results are copied back after them (Download), both in the order of
+// streams.
+//
 // All memory is allocated when the latch is made: a row for every trainable
 // parameter, because each may have done another number of steps. Rows that no
 // step needs are never touched.
@@ -46,13 +52,23 @@ class StepLatch {
  public:
   static StatusOr<StepLatch> Create(const Plan& plan, Device* device);
 
-  // Fills the block with the values of a step, which is not skipped until a
-  // kernel finds that it is. Allocates nothing. REQUIRES: no step is on its
-  // way.
+  // Fills the host's block with the values of a step, which is not skipped
+  // until a kernel finds that it is. Allocates nothing. REQUIRES: no step is on
+  // its way.
   void Latch(const StepInput& input);
 
-  StepBlock* block() const {
-    return reinterpret_cast<StepBlock*>(memory_.data());
+  // Make the kernels' block that of the host, and give the host the results of
+  // kernels. Upload returns the event after which kernels of other streams may
+  // read the block.
+  Event Upload(Stream* stream) const;
+  void Download(Stream* stream) const;
+
+  const StepBlock& host_block() const {
+    return *reinterpret_cast<const StepBlock*>(memory_.data());
+  }
+  StepBlock* kernels_block() const {
+    return reinterpret_cast<StepBlock*>(
+        (copies_ ? device_memory_ : memory_).data());
   }
 
  private:
@@ -65,9 +81,13 @@ class StepLatch {
   uint64_t seed_ = 0;
   // The positions of the trainable parameters, by group.
   std::vector<std::vector<uint32_t>> positions_;
-  DeviceMemory memory_;  // The block, its rows, and the row of each parameter.
+  // The block, its rows, and the row of each parameter.
+  DeviceMemory memory_;
+  bool copies_ = false;
+  DeviceMemory device_memory_;  // The same, where the latch copies.
   StepRow* rows_ = nullptr;
   uint32_t* param_rows_ = nullptr;
+  size_t made_rows_ = 0;
   std::vector<uint32_t> by_step_;  // Rows of one group, while they are made.
 };
 

@@ -6,19 +6,29 @@
 #include <cstddef>
 
 #include "core/base/host_memory.h"
+#include "core/collectives/collectives.h"
 #include "core/state/manifest_bound.h"
 
 namespace shard {
 
 uint64_t HostBytesToAllocate(const Plan& plan, const Communicator& comm,
-                             const Plan* before) {
-  MemoryReport memory = plan.Memory(comm.direct());
-  if (before != nullptr) memory.host_tensor_bytes = 0;
-  return memory.HostTotal(comm.local_world_size(), comm.direct());
+                             const Device& device, const Plan* before) {
+  const bool shared = SharesTensors(comm, device);
+  MemoryReport memory = plan.Memory(shared);
+  if (device.id().kind != DeviceId::Kind::kCpu) {
+    memory = {.host_tensor_bytes = memory.host_tensor_bytes};
+  }
+  // Another plan keeps the host tensors and the collectives.
+  if (before != nullptr) {
+    memory.host_tensor_bytes = 0;
+  } else if (!device.IsHostMemory()) {
+    memory.host_tensor_bytes += RoundUpToPage(StagingBytes(comm.world_size()));
+  }
+  return memory.HostTotal(comm.local_world_size(), shared);
 }
 
 Status CheckSupported(const Plan& plan, const Communicator& comm,
-                      const Plan* before) {
+                      const Device& device, const Plan* before) {
   const PlanOptions& options = plan.options();
   if (options.world_size != comm.world_size()) {
     return InvalidArgument("the plan is for world size ", options.world_size,
@@ -26,8 +36,8 @@ Status CheckSupported(const Plan& plan, const Communicator& comm,
   }
   // Checks all memory at once: each allocation alone may fit, and the kernel
   // grants pages that it does not have.
-  SHARD_RETURN_IF_ERROR(
-      CheckHostMemory(HostBytesToAllocate(plan, comm, before), kShardFurther));
+  SHARD_RETURN_IF_ERROR(CheckHostMemory(
+      HostBytesToAllocate(plan, comm, device, before), kShardFurther));
   // A model that trains can be saved.
   SHARD_RETURN_IF_ERROR(CheckManifestFits(plan));
   for (const FlatBufferPlan& buffer : plan.buffers()) {

@@ -17,18 +17,26 @@
 
 namespace shard {
 
+// Returns whether the ranks of engines on `device` read and write each other's
+// tensors where they lie.
+inline bool SharesTensors(const Communicator& comm, const Device& device) {
+  return comm.direct() && device.ReachesSharedMemory();
+}
+
 // Returns the bytes that this host still has to give to the engines of `plan`
-// on all its ranks, whether these share memory or not. `before` is null, or the
+// on all its ranks, all of them on such a device, with the staging memory of
+// collectives where the host does not reach tensors. `before` is null, or the
 // plan that `plan` replaces, as for EngineMemory::Allocate. The memory of
-// `before` stays allocated meanwhile, and its host tensors serve both plans.
+// `before` stays allocated meanwhile, and its host tensors and collectives
+// serve both plans.
 uint64_t HostBytesToAllocate(const Plan& plan, const Communicator& comm,
-                             const Plan* before);
+                             const Device& device, const Plan* before);
 
 // Returns OK where this build can step what the plan describes, `comm` has the
 // ranks that the plan is for, the host has HostBytesToAllocate, and a
 // checkpoint can hold the state. Local.
 Status CheckSupported(const Plan& plan, const Communicator& comm,
-                      const Plan* before);
+                      const Device& device, const Plan* before);
 
 // Loads the BLAS that the plan's optimizers need and returns its name; "" where
 // none needs one. Local. BACKEND_UNAVAILABLE lists the names that were tried.

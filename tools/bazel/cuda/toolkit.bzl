@@ -3,6 +3,19 @@
 
 _OLDEST = (12, 8)
 
+_BUILD = """
+load("@rules_cc//cc:defs.bzl", "cc_library")
+
+cc_library(
+    name = "header",
+    testonly = True,
+    hdrs = {headers},
+    defines = {defines},
+    includes = ["."],
+    visibility = ["//visibility:public"],
+)
+"""
+
 def _version(ctx, bin):
     """Returns nvcc's version, "13.0.88", or "" where nvcc does not run."""
     result = ctx.execute([bin + "/nvcc", "--version"])
@@ -40,7 +53,14 @@ def _find(ctx):
 
 def _cuda_toolkit_impl(ctx):
     bin, version, missing = _find(ctx)
-    ctx.file("BUILD.bazel", "")
+    header = bin + "/../include/cuda.h"
+    found = bin != "" and ctx.path(header).exists
+    if found:
+        ctx.symlink(header, "cuda.h")
+    ctx.file("BUILD.bazel", _BUILD.format(
+        defines = ["SHARD_HAS_CUDA_H"] if found else [],
+        headers = ["cuda.h"] if found else [],
+    ))
     ctx.file("toolkit.bzl", "\n".join([
         '"""Written by //tools/bazel/cuda:toolkit.bzl."""',
         "CUDA_BIN = " + repr(bin),
@@ -49,7 +69,8 @@ def _cuda_toolkit_impl(ctx):
         "",
     ]))
 
-# A repository with the file toolkit.bzl:
+# A repository with the target //:header, the toolkit's cuda.h with the define
+# SHARD_HAS_CUDA_H, for tests (nothing without a toolkit), and the file toolkit.bzl:
 #   CUDA_BIN       the folder of nvcc, or "" without a toolkit
 #   CUDA_VERSION   nvcc's version, or ""
 #   CUDA_MISSING   the reason why there is none, or ""

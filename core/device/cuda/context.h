@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Context: the primary context of a device, which a process shares with
+// whatever else uses the device in it, such as PyTorch. It is retained while
+// anything of libshard lives on the device, and made current only during a
+// call: the host's current context stays what it was.
+//
+// Thread-safe. In a child of fork it is never destroyed.
+
+#ifndef SHARD_CORE_DEVICE_CUDA_CONTEXT_H_
+#define SHARD_CORE_DEVICE_CUDA_CONTEXT_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/device/cuda/driver.h"
+#include "core/device/work_queue/work_queue.h"
+
+namespace shard::cuda {
+
+class Context {
+ public:
+  // Returns the context of device `ordinal`, the same one as long as one lives.
+  static StatusOr<std::shared_ptr<Context>> Open(int ordinal);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  const Driver* driver() const { return driver_; }
+  const DriverApi& api() const { return driver_->api(); }
+  CuDevice device() const { return device_; }
+  int ordinal() const { return ordinal_; }
+  // Returns "cuda:0".
+  const std::string& name() const { return name_; }
+  // Of the device: the number of its multiprocessors.
+  unsigned multiprocessors() const { return multiprocessors_; }
+  CuContext handle() const { return handle_; }
+
+  // What the threads of all streams of the context wait on.
+  const std::shared_ptr<Monitor>& monitor() const { return monitor_; }
+
+  // Runs `work`, a Status(), while the context is current in this thread.
+  template <typename Work>
+  Status Run(const Work& work) const {
+    SHARD_CUDA_CALL(driver_, CtxPushCurrent, handle_);
+    const Status status = work();
+    CuContext popped = nullptr;
+    const CuResult pop = api().CtxPopCurrent(&popped);
+    return status.ok() ? driver_->ToStatus(pop, "cuCtxPopCurrent") : status;
+  }
+
+  // Takes an event from those that are not in use, or makes one. REQUIRES, of
+  // both: the context is current.
+  StatusOr<CuEvent> TakeEvent();
+  void ReturnEvent(CuEvent event) noexcept;
+
+  // Blocks until `event`, which was recorded, is done, the deadline has passed,
+  // or `stop`, where it is given, returns true. Returns false in the latter two
+  // cases. An error is the device's.
+  StatusOr<bool> Await(CuEvent event, const Deadline& deadline,
+                       const std::function<bool()>& stop) const;
+
+  // Work is left on the device that did not end: no memory of the context is
+  // freed from here on, because that work may write it.
+  void Abandon() { abandoned_.store(true, std::memory_order_relaxed); }
+  bool is_abandoned() const {
+    return abandoned_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  Context(const Driver* driver, int ordinal);
+  Status Retain();
+
+  const Driver* const driver_;
+  const int ordinal_;
+  const std::string name_;
+  const std::shared_ptr<Monitor> monitor_;
+  CuDevice device_ = 0;
+  CuContext handle_ = nullptr;
+  unsigned multiprocessors_ = 0;
+  std::atomic<bool> abandoned_ = false;
+  std::mutex mutex_;
+  std::vector<CuEvent> events_;  // GUARDED_BY(mutex_)
+};
+
+}  // namespace shard::cuda
+
+#endif  // SHARD_CORE_DEVICE_CUDA_CONTEXT_H_

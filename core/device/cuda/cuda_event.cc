@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/device/cuda/cuda_event.h"
+
+#include <utility>
+
+#include "core/base/strings.h"
+
+namespace shard::cuda {
+
+CudaEvent::CudaEvent(std::shared_ptr<StreamCore> core)
+    : core_(std::move(core)), last_(core_->last()) {}
+
+CudaEvent::~CudaEvent() {
+  // The pool's mutex may be held for ever in a child of fork.
+  if (event_ == nullptr || core_->IsForked()) return;
+  core_->context()->ReturnEvent(event_);
+}
+
+StatusOr<Event> CudaEvent::Record(const std::shared_ptr<StreamCore>& core,
+                                  WorkQueue::Turn turn) {
+  const auto made = std::make_shared<CudaEvent>(core);
+  SHARD_RETURN_IF_ERROR(core->context()->Run([&] {
+    SHARD_ASSIGN_OR_RETURN(made->event_, core->context()->TakeEvent());
+    return turn == WorkQueue::Turn::kNow ? made->RecordNow() : Status();
+  }));
+  if (turn == WorkQueue::Turn::kLater) {
+    core->queue()->Push("record an event", [made] {
+      return made->core_->context()->Run([&] { return made->RecordNow(); });
+    });
+    made->given_ = core->queue()->Record();
+  }
+  return Event(std::shared_ptr<const EventState>(made));
+}
+
+Status CudaEvent::RecordNow() const {
+  SHARD_CUDA_CALL(core_->context()->driver(), EventRecord, event_,
+                  core_->native());
+  return Status();
+}
+
+bool CudaEvent::IsDone() const {
+  if (is_done_.load(std::memory_order_acquire)) return true;
+  if (!given_.IsDone()) return false;
+  // A stream that failed did not record the event.
+  if (!given_.Synchronize(Deadline::After(0)).ok()) return true;
+  bool done = true;
+  const Status status = core_->context()->Run([&] {
+    SHARD_ASSIGN_OR_RETURN(
+        done, core_->context()->Await(event_, Deadline::After(0), nullptr));
+    return Status();
+  });
+  if (!status.ok()) return true;
+  if (done) is_done_.store(true, std::memory_order_release);
+  return done;
+}
+
+Status CudaEvent::Synchronize(const Deadline& deadline) const {
+  if (is_done_.load(std::memory_order_acquire)) return Status();
+  SHARD_RETURN_IF_ERROR(given_.Synchronize(deadline));
+  bool done = false;
+  const Status status = core_->context()->Run([&] {
+    SHARD_ASSIGN_OR_RETURN(done,
+                           core_->context()->Await(event_, deadline, nullptr));
+    return Status();
+  });
+  if (!status.ok()) {
+    const Status failed = core_->InContext(last_, status);
+    core_->Fail(failed);
+    return failed;
+  }
+  if (!done) {
+    return DeadlineExceeded(
+        "stream '", core_->name(), "' of ", core_->context()->name(),
+        " was not done within ", deadline.seconds(), " s: the device is at '",
+        last_,
+        "' or at work before it; look at what it waits for, or give it "
+        "a longer timeout");
+  }
+  is_done_.store(true, std::memory_order_release);
+  return Status();
+}
+
+Status CudaEvent::MakeWait(CuStream stream) const {
+  SHARD_RETURN_IF_ERROR(given_.Synchronize(Deadline::After(0)));
+  SHARD_CUDA_CALL(core_->context()->driver(), StreamWaitEvent, stream, event_,
+                  0);
+  return Status();
+}
+
+}  // namespace shard::cuda

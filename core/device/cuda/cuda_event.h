@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CudaEvent: an event of the driver, and the point of a stream's queue at which
+// the driver was given it. It is done when the device has come to it.
+
+#ifndef SHARD_CORE_DEVICE_CUDA_CUDA_EVENT_H_
+#define SHARD_CORE_DEVICE_CUDA_CUDA_EVENT_H_
+
+#include <atomic>
+#include <memory>
+#include <string_view>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/device/cuda/stream_core.h"
+#include "core/device/event.h"
+
+namespace shard::cuda {
+
+class CudaEvent final : public EventState {
+ public:
+  // Records an event after all that the stream was given so far. REQUIRES:
+  // turn() is `turn`, and not kNever.
+  static StatusOr<Event> Record(const std::shared_ptr<StreamCore>& core,
+                                WorkQueue::Turn turn);
+  explicit CudaEvent(std::shared_ptr<StreamCore> core);
+  ~CudaEvent() override;
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  bool IsDone() const override;
+  Status Synchronize(const Deadline& deadline) const override;
+
+  // Returns the point at which the driver has been given the event.
+  const Event& given() const { return given_; }
+  // Makes the work that `stream` is given from here on run after the event.
+  // REQUIRES: given() is done.
+  Status MakeWait(CuStream stream) const;
+
+ private:
+  Status RecordNow() const;
+
+  const std::shared_ptr<StreamCore> core_;
+  CuEvent event_ = nullptr;
+  Event given_;
+  std::string_view last_;  // What the stream was given before.
+  mutable std::atomic<bool> is_done_ = false;
+};
+
+}  // namespace shard::cuda
+
+#endif  // SHARD_CORE_DEVICE_CUDA_CUDA_EVENT_H_

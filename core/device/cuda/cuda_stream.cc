@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/device/cuda/cuda_stream.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "core/device/cuda/cuda_event.h"
+#include "core/device/cuda/update_table.h"
+#include "kernels/cuda/casts.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/fill.h"
+#include "kernels/cuda/kernel.h"
+#include "kernels/cuda/norm.h"
+#include "kernels/cuda/tile.h"
+
+namespace shard::cuda {
+
+namespace {
+
+CuPointer PointerOf(const void* memory) {
+  return reinterpret_cast<CuPointer>(memory);
+}
+
+// Returns the magnitude above which the kernels clip.
+float ClipOf(double clip_value) {
+  constexpr auto kMost = static_cast<double>(std::numeric_limits<float>::max());
+  return clip_value <= kMost ? static_cast<float>(clip_value)
+                             : std::numeric_limits<float>::infinity();
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Stream>> CudaStream::Create(
+    std::shared_ptr<Context> context, std::shared_ptr<const Kernels> kernels,
+    const Memory& memory, std::string_view name) {
+  SHARD_ASSIGN_OR_RETURN(
+      DeviceMemory scratch,
+      memory.Allocate(sizeof(NormScratch), "scratch memory of a stream"));
+  SHARD_ASSIGN_OR_RETURN(auto core,
+                         StreamCore::Create(std::move(context), name));
+  return std::unique_ptr<Stream>(
+      new CudaStream(std::move(core), std::move(kernels), std::move(scratch)));
+}
+
+StatusOr<std::shared_ptr<Stream>> CudaStream::Wrap(
+    std::shared_ptr<Context> context, std::shared_ptr<const Kernels> kernels,
+    CuStream native, std::string_view name) {
+  return std::shared_ptr<Stream>(
+      new CudaStream(StreamCore::Wrap(std::move(context), native, name),
+                     std::move(kernels), DeviceMemory()));
+}
+
+CudaStream::~CudaStream() { core_->End(); }
+
+template <typename Work>
+void CudaStream::Submit(std::string_view what, Work work) {
+  switch (core_->turn()) {
+    case WorkQueue::Turn::kNow:
+      core_->SubmitNow(what, work);
+      return;
+    case WorkQueue::Turn::kLater:
+      core_->queue()->Push(what, [core = core_.get(), what, work] {
+        const Status status = core->context()->Run(work);
+        return status.ok() ? status : core->InContext(what, status);
+      });
+      return;
+    case WorkQueue::Turn::kNever:
+      return;
+  }
+}
+
+template <typename Args>
+void CudaStream::Launch(std::string_view what, const Kernel& kernel,
+                        const Args& args, uint64_t warps) {
+  if (warps == 0) return;
+  constexpr uint64_t kWarps = kMaxThreads / kLanes;
+  const auto blocks = static_cast<unsigned>(
+      std::min<uint64_t>((warps + kWarps - 1) / kWarps, kernel.max_blocks));
+  Submit(what, [core = core_.get(), kernel, args, blocks] {
+    // The driver copies the arguments.
+    void* params[] = {const_cast<Args*>(&args)};
+    SHARD_CUDA_CALL(core->context()->driver(), LaunchKernel, kernel.function,
+                    blocks, 1, 1, kMaxThreads, 1, 1, kernel.shared_bytes,
+                    core->native(), params, nullptr);
+    return Status();
+  });
+}
+
+bool CudaStream::CheckInline(std::string_view what,
+                             const GradientSources& sources) {
+  if (sources.count <= kInlineSources) return true;
+  // Ranks read each other's gradients where they lie on no GPU.
+  core_->Fail(core_->InContext(
+      what, Internal(sources.count, " gradients are given, at most ",
+                     kInlineSources, " are read where they lie")));
+  return false;
+}
+
+void CudaStream::FillZeros(void* to, size_t bytes) {
+  if (bytes == 0) return;
+  Submit("FillZeros", [core = core_.get(), to, bytes] {
+    SHARD_CUDA_CALL(core->context()->driver(), MemsetD8Async, PointerOf(to), 0,
+                    bytes, core->native());
+    return Status();
+  });
+}
+
+void CudaStream::Copy(void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  Submit("Copy", [core = core_.get(), to, from, bytes] {
+    SHARD_CUDA_CALL(core->context()->driver(), MemcpyAsync, PointerOf(to),
+                    PointerOf(from), bytes, core->native());
+    return Status();
+  });
+}
+
+void CudaStream::Fill(std::vector<MemoryFill> parts) {
+  FillArgs args = {};
+  for (const MemoryFill& part : parts) {
+    const FillPart added = {part.to, part.from, part.bytes};
+    if (AddFillPart(added, &args)) continue;
+    Launch("Fill", kernels_->fill(), args, args.num_chunks);
+    args = {};
+    AddFillPart(added, &args);
+  }
+  Launch("Fill", kernels_->fill(), args, args.num_chunks);
+}
+
+void CudaStream::SumGradients(const GradientSources& sources, size_t begin,
+                              size_t count, double scale, double clip_value,
+                              float* out) {
+  if (!CheckInline("SumGradients", sources)) return;
+  SumGradientsArgs args = {};
+  args.sources = SourcesOf(sources.data, sources.count, sources.dtype, nullptr);
+  args.begin = begin;
+  args.count = count;
+  args.scale = static_cast<float>(scale);
+  args.clip_value = ClipOf(clip_value);
+  args.out = out;
+  Launch("SumGradients", kernels_->sum_gradients(), args, CastWarps(count));
+}
+
+void CudaStream::Widen(DType dtype, const void* from, float* to, size_t count) {
+  const WidenArgs args = {dtype, from, to, count};
+  Launch("Widen", kernels_->widen(), args, CastWarps(count));
+}
+
+void CudaStream::Narrow(DType dtype, const float* from, void* to, size_t count,
+                        const RandomStream* random) {
+  NarrowArgs args = {dtype, random != nullptr, from, to, count, {}};
+  if (random != nullptr) args.random = *random;
+  Launch("Narrow", kernels_->narrow(args.stochastic), args, CastWarps(count));
+}
+
+void CudaStream::EncodeQ8(StateKind kind, const float* from, size_t count,
+                          const RandomStream* random, uint32_t tensor,
+                          uint8_t* codes, float* scales) {
+  const bool stochastic = random != nullptr && IsRoundedStochastically(kind);
+  EncodeQ8Args args = {kind,  stochastic, tensor, from,
+                       count, {},         codes,  scales};
+  if (stochastic) args.random = *random;
+  Launch("EncodeQ8", kernels_->encode_q8(stochastic), args, CastWarps(count));
+}
+
+void CudaStream::AddToNorm(const UpdateList& list, size_t range, NormPass pass,
+                           const StepBlock* block, NormSum* sum) {
+  AddToNormArgs args = UpdateTable::Of(list).NormOf(range);
+  args.pass = pass;
+  args.block = block;
+  args.sum = sum;
+  args.scratch = reinterpret_cast<NormScratch*>(norm_scratch_.data());
+  Launch("AddToNorm", kernels_->add_to_norm(), args,
+         (args.count + kNormTile - 1) / kNormTile);
+}
+
+void CudaStream::FinishNorm(NormPass pass, const NormSum* sums, size_t count,
+                            StepBlock* block) {
+  const FinishNormArgs args = {pass, static_cast<uint32_t>(count), sums, block};
+  Launch("FinishNorm", kernels_->finish_norm(), args, 1);
+}
+
+void CudaStream::Update(const UpdateList& list, size_t range,
+                        const StepBlock* block,
+                        const GradientSources* gradients) {
+  if (gradients != nullptr && !CheckInline("Update", *gradients)) return;
+  const UpdateTable& table = UpdateTable::Of(list);
+  const Formula formula = list.ranges[range].formula;
+  const UpdateElementsArgs args = {table.RangeOf(range, gradients), block};
+  Launch("Update", kernels_->update(formula, args.range.needs_random), args,
+         std::max<uint64_t>(args.range.num_tiles,
+                            (args.range.count + kTile - 1) / kTile));
+}
+
+void CudaStream::OnError(std::function<void(const Status&)> handler) {
+  core_->OnError(std::move(handler));
+}
+
+void CudaStream::Call(std::string_view what, std::function<Status()> work) {
+  const auto run = [core = core_.get(),
+                    work = std::move(work)](auto stop) -> Status {
+    bool done = false;
+    SHARD_RETURN_IF_ERROR(core->context()->Run([&] {
+      SHARD_ASSIGN_OR_RETURN(
+          done,
+          core->AwaitAll(
+              Deadline::After(std::numeric_limits<double>::infinity()), stop));
+      return Status();
+    }));
+    return done ? work() : Cancelled("stream '", core->name(), "' was ended");
+  };
+  if (core_->turn() == WorkQueue::Turn::kNever) return;
+  if (core_->queue() == nullptr) {
+    if (const Status status = run(nullptr); !status.ok()) core_->Fail(status);
+    return;
+  }
+  core_->queue()->Push(what, [run, queue = core_->queue()] {
+    return run([queue] { return queue->IsStopping(); });
+  });
+}
+
+Event CudaStream::Record() {
+  const WorkQueue::Turn turn = core_->turn();
+  if (turn == WorkQueue::Turn::kNever) return Event(core_->status());
+  StatusOr<Event> event = CudaEvent::Record(core_, turn);
+  if (event.ok()) return *std::move(event);
+  core_->Fail(event.status());
+  return Event(event.status());
+}
+
+void CudaStream::Wait(const Event& event, const Deadline& deadline) {
+  const WorkQueue::Turn turn = core_->turn();
+  if (turn == WorkQueue::Turn::kNever) return;
+  const auto* const awaited = static_cast<const CudaEvent*>(event.state());
+  if (awaited == nullptr) {
+    const Status status = event.Synchronize(deadline);
+    if (!status.ok()) core_->Fail(status);
+    return;
+  }
+  WorkQueue* const queue = core_->queue();
+  if (queue != nullptr &&
+      (turn == WorkQueue::Turn::kLater || !awaited->given().IsDone())) {
+    queue->PushWait(awaited->given(), deadline);
+    queue->Push("wait", [event, awaited, core = core_.get()] {
+      return core->context()->Run(
+          [&] { return awaited->MakeWait(core->native()); });
+    });
+    return;
+  }
+  Status status = awaited->given().Synchronize(deadline);
+  if (status.ok()) {
+    status = core_->context()->Run(
+        [&] { return awaited->MakeWait(core_->native()); });
+  }
+  if (!status.ok()) core_->Fail(status);
+}
+
+Status CudaStream::Synchronize(const Deadline& deadline) {
+  if (core_->queue() != nullptr) {
+    // Its error names the work of the queue.
+    SHARD_RETURN_IF_ERROR(core_->queue()->Synchronize(deadline));
+  }
+  return Record().Synchronize(deadline);
+}
+
+Status CudaStream::status() const { return core_->status(); }
+
+}  // namespace shard::cuda

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Kernels: the kernels of kernels/cuda, loaded into a context. Each launch has
+// as many blocks as the device runs at once, or fewer: kernels loop over what
+// is left.
+//
+// Immutable once made; thread-safe.
+
+#ifndef SHARD_CORE_DEVICE_CUDA_KERNELS_H_
+#define SHARD_CORE_DEVICE_CUDA_KERNELS_H_
+
+#include <sys/types.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "core/base/status.h"
+#include "core/device/cuda/context.h"
+#include "kernels/formula/registry.h"
+
+namespace shard::cuda {
+
+// Element formulas come first among the formulas.
+#define SHARD_COUNT(Name) +1
+inline constexpr size_t kNumElementFormulas =
+    SHARD_ELEMENT_FORMULAS(SHARD_COUNT);
+#undef SHARD_COUNT
+
+struct Kernel {
+  CuFunction function = nullptr;
+  uint32_t shared_bytes = 0;
+  uint32_t max_blocks = 0;  // That the device runs at once.
+};
+
+class Kernels {
+ public:
+  static StatusOr<std::shared_ptr<const Kernels>> Load(
+      std::shared_ptr<Context> context);
+  ~Kernels();
+  Kernels(const Kernels&) = delete;
+  Kernels& operator=(const Kernels&) = delete;
+
+  // `random`: the kernel makes random bits. REQUIRES: an element formula.
+  const Kernel& update(Formula formula, bool random) const {
+    return updates_[static_cast<size_t>(formula)][random ? 1 : 0];
+  }
+  const Kernel& fill() const { return fill_; }
+  const Kernel& sum_gradients() const { return sum_gradients_; }
+  const Kernel& widen() const { return widen_; }
+  const Kernel& narrow(bool random) const { return narrow_[random ? 1 : 0]; }
+  const Kernel& encode_q8(bool random) const {
+    return encode_q8_[random ? 1 : 0];
+  }
+  const Kernel& add_to_norm() const { return add_to_norm_; }
+  const Kernel& finish_norm() const { return finish_norm_; }
+
+ private:
+  explicit Kernels(std::shared_ptr<Context> context);
+  Status LoadModule();
+  StatusOr<Kernel> Find(const char* name, uint32_t shared_bytes) const;
+
+  const std::shared_ptr<Context> context_;
+  const pid_t owner_;
+  CuModule module_ = nullptr;
+  std::array<std::array<Kernel, 2>, kNumElementFormulas> updates_ = {};
+  Kernel fill_;
+  Kernel sum_gradients_;
+  Kernel widen_;
+  std::array<Kernel, 2> narrow_;
+  std::array<Kernel, 2> encode_q8_;
+  Kernel add_to_norm_;
+  Kernel finish_norm_;
+};
+
+}  // namespace shard::cuda
+
+#endif  // SHARD_CORE_DEVICE_CUDA_KERNELS_H_

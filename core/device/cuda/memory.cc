@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/device/cuda/memory.h"
+
+#include <unistd.h>
+
+#include <cstring>
+#include <utility>
+
+#include "core/base/strings.h"
+
+namespace shard::cuda {
+
+namespace {
+
+// Seconds that new memory may take to be filled.
+constexpr double kFillTimeout = 60;
+
+CuPointer PointerOf(const void* memory) {
+  return reinterpret_cast<CuPointer>(memory);
+}
+
+// The end of a piece of memory: nothing in a child of fork.
+class Piece {
+ public:
+  Piece() : owner_pid_(::getpid()) {}
+  Piece(const Piece&) = delete;
+  Piece& operator=(const Piece&) = delete;
+
+ protected:
+  bool IsMine() const { return ::getpid() == owner_pid_; }
+
+ private:
+  const pid_t owner_pid_;
+};
+
+class HostPiece : public Piece {
+ public:
+  HostPiece(std::shared_ptr<Context> context, void* memory)
+      : context_(std::move(context)), memory_(memory) {}
+  ~HostPiece() {
+    if (!IsMine() || context_->is_abandoned()) return;
+    static_cast<void>(context_->Run([this] {
+      context_->api().MemFreeHost(memory_);
+      return Status();
+    }));
+  }
+
+ private:
+  const std::shared_ptr<Context> context_;
+  void* const memory_;
+};
+
+}  // namespace
+
+// The pool of a device's memory, and the stream in whose order it is allocated
+// and freed.
+class Memory::Pool {
+ public:
+  explicit Pool(std::shared_ptr<Context> context)
+      : context_(std::move(context)), owner_pid_(::getpid()) {}
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  ~Pool() {
+    if (::getpid() != owner_pid_) return;
+    static_cast<void>(context_->Run([this] {
+      if (pool_ != nullptr) context_->api().MemPoolDestroy(pool_);
+      if (stream_ != nullptr) context_->api().StreamDestroy(stream_);
+      return Status();
+    }));
+  }
+
+  // REQUIRES, of this and the following: the context is current.
+  Status Open() {
+    const Driver* const driver = context_->driver();
+    int pools = 0;
+    SHARD_CUDA_CALL(driver, StreamCreate, &stream_, kStreamNonBlocking);
+    SHARD_CUDA_CALL(driver, DeviceGetAttribute, &pools,
+                    CuDeviceAttribute::kMemoryPoolsSupported,
+                    context_->device());
+    if (pools == 0) return Status();
+    // A pool of our own: the host may have set up the device's for itself.
+    CuMemoryPoolProps props;
+    props.location_id = context_->device();
+    SHARD_CUDA_CALL(driver, MemPoolCreate, &pool_, &props);
+    return Status();
+  }
+
+  CuResult Allocate(size_t bytes, CuPointer* memory) const {
+    const DriverApi& api = context_->api();
+    return pool_ == nullptr
+               ? api.MemAlloc(memory, bytes)
+               : api.MemAllocFromPoolAsync(memory, bytes, pool_, stream_);
+  }
+
+  // Frees memory that no work uses any more.
+  void Free(CuPointer memory) const {
+    if (context_->is_abandoned()) return;
+    if (pool_ == nullptr) {
+      context_->api().MemFree(memory);
+    } else {
+      context_->api().MemFreeAsync(memory, stream_);
+    }
+  }
+
+  // Fills memory, and waits for that.
+  Status Fill(CuPointer to, const void* from, size_t bytes) const {
+    const Driver* const driver = context_->driver();
+    if (from == nullptr) {
+      SHARD_CUDA_CALL(driver, MemsetD8Async, to, 0, bytes, stream_);
+    } else {
+      SHARD_CUDA_CALL(driver, MemcpyAsync, to, PointerOf(from), bytes, stream_);
+    }
+    SHARD_ASSIGN_OR_RETURN(const CuEvent event, context_->TakeEvent());
+    const Status filled = Finish(event);
+    context_->ReturnEvent(event);
+    return filled;
+  }
+
+  const std::shared_ptr<Context>& context() const { return context_; }
+
+ private:
+  Status Finish(CuEvent event) const {
+    SHARD_CUDA_CALL(context_->driver(), EventRecord, event, stream_);
+    SHARD_ASSIGN_OR_RETURN(
+        const bool done,
+        context_->Await(event, Deadline::After(kFillTimeout), nullptr));
+    if (done) return Status();
+    context_->Abandon();
+    return DeadlineExceeded(context_->name(), " did not fill new memory in ",
+                            kFillTimeout, " s; look at what else it does");
+  }
+
+  const std::shared_ptr<Context> context_;
+  const pid_t owner_pid_;
+  CuMemoryPool pool_ = nullptr;  // Null: the driver has none.
+  CuStream stream_ = nullptr;
+};
+
+StatusOr<Memory> Memory::Open(std::shared_ptr<Context> context) {
+  Memory memory;
+  memory.pool_ = std::make_shared<Pool>(std::move(context));
+  Pool& pool = *memory.pool_;
+  SHARD_RETURN_IF_ERROR(pool.context()->Run([&] { return pool.Open(); }));
+  return memory;
+}
+
+StatusOr<DeviceMemory> Memory::Allocate(size_t bytes,
+                                        std::string_view what) const {
+  return AllocateFilled(bytes, nullptr, what);
+}
+
+StatusOr<DeviceMemory> Memory::Upload(const void* from, size_t bytes,
+                                      std::string_view what) const {
+  return AllocateFilled(bytes, from, what);
+}
+
+StatusOr<DeviceMemory> Memory::AllocateFilled(size_t bytes, const void* from,
+                                              std::string_view what) const {
+  if (bytes == 0) return DeviceMemory();
+  class DevicePiece : public Piece {
+   public:
+    explicit DevicePiece(std::shared_ptr<Pool> pool) : pool_(std::move(pool)) {}
+    ~DevicePiece() {
+      if (!IsMine() || memory == 0) return;
+      static_cast<void>(pool_->context()->Run([this] {
+        pool_->Free(memory);
+        return Status();
+      }));
+    }
+    CuPointer memory = 0;
+
+   private:
+    const std::shared_ptr<Pool> pool_;
+  };
+  const Context& context = *pool_->context();
+  const auto piece = std::make_shared<DevicePiece>(pool_);
+  SHARD_RETURN_IF_ERROR(context.Run([&] {
+    const CuResult result = pool_->Allocate(bytes, &piece->memory);
+    if (result == CuResult::kOutOfMemory) {
+      size_t free = 0;
+      size_t total = 0;
+      SHARD_CUDA_CALL(context.driver(), MemGetInfo, &free, &total);
+      return ResourceExhausted(
+          what, ": ", FormatBytes(bytes), " (", bytes, " bytes) of memory of ",
+          context.name(), ", which has ", FormatBytes(free), " free of ",
+          FormatBytes(total),
+          "; see what a plan needs before (shardctl plan), shard it over more "
+          "ranks, or use a higher stage");
+    }
+    SHARD_RETURN_IF_ERROR(
+        context.driver()->ToStatus(result, "cuMemAlloc").WithContext(what));
+    return pool_->Fill(piece->memory, from, bytes).WithContext(what);
+  }));
+  return DeviceMemory(reinterpret_cast<std::byte*>(piece->memory), bytes,
+                      piece);
+}
+
+StatusOr<DeviceMemory> Memory::AllocateHost(size_t bytes,
+                                            std::string_view what) const {
+  if (bytes == 0) return DeviceMemory();
+  const std::shared_ptr<Context>& context = pool_->context();
+  void* memory = nullptr;
+  const Status status = context->Run([&] {
+    const CuResult result = context->api().MemHostAlloc(
+        &memory, bytes, kHostAllocPortable | kHostAllocDeviceMap);
+    if (result == CuResult::kOutOfMemory) {
+      return ResourceExhausted(what, ": ", FormatBytes(bytes), " (", bytes,
+                               " bytes) of the host's memory that stays in "
+                               "place (pinned) for ",
+                               context->name(),
+                               "; free memory, or raise the limit of the "
+                               "container");
+    }
+    return context->driver()->ToStatus(result, "cuMemHostAlloc");
+  });
+  if (!status.ok()) return status;
+  std::shared_ptr<HostPiece> piece;
+  try {
+    piece = std::make_shared<HostPiece>(context, memory);
+  } catch (...) {
+    const HostPiece freed(context, memory);
+    throw;
+  }
+  std::memset(memory, 0, bytes);
+  return DeviceMemory(static_cast<std::byte*>(memory), bytes, std::move(piece));
+}
+
+}  // namespace shard::cuda

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/device/cuda/stream_core.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "core/base/strings.h"
+
+namespace shard::cuda {
+
+namespace {
+
+// Seconds that the end of a stream waits for what the device has begun.
+constexpr double kEndTimeout = 30;
+
+}  // namespace
+
+StreamCore::StreamCore(std::shared_ptr<Context> context, std::string_view name)
+    : context_(std::move(context)), name_(name), owner_(::getpid()) {}
+
+StreamCore::~StreamCore() { End(); }
+
+StatusOr<std::shared_ptr<StreamCore>> StreamCore::Create(
+    std::shared_ptr<Context> context, std::string_view name) {
+  std::shared_ptr<StreamCore> core(new StreamCore(std::move(context), name));
+  SHARD_ASSIGN_OR_RETURN(
+      core->queue_,
+      WorkQueue::Start(core->context_->monitor(), name, Pauses()));
+  SHARD_RETURN_IF_ERROR(core->context_->Run([&] {
+    SHARD_CUDA_CALL(core->context_->driver(), StreamCreate, &core->native_,
+                    kStreamNonBlocking);
+    return Status();
+  }));
+  return core;
+}
+
+std::shared_ptr<StreamCore> StreamCore::Wrap(std::shared_ptr<Context> context,
+                                             CuStream native,
+                                             std::string_view name) {
+  std::shared_ptr<StreamCore> core(new StreamCore(std::move(context), name));
+  core->native_ = native;
+  return core;
+}
+
+void StreamCore::End() {
+  if (IsForked()) {
+    // Its thread does not exist here, and its mutex may be held for ever.
+    static_cast<void>(queue_.release());
+    return;
+  }
+  std::unique_ptr<WorkQueue> queue;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    on_error_ = nullptr;
+    queue = std::move(queue_);
+  }
+  // The host's stream stays, and what is on it is the host's.
+  if (queue == nullptr) return;
+  queue.reset();
+  if (native_ == nullptr) return;
+  static_cast<void>(context_->Run([this] {
+    const StatusOr<bool> done = AwaitAll(Deadline::After(kEndTimeout), nullptr);
+    if (done.ok() && !*done) {
+      context_->Abandon();
+      return Status();
+    }
+    context_->api().StreamDestroy(native_);
+    return Status();
+  }));
+}
+
+bool StreamCore::IsForked() const { return ::getpid() != owner_; }
+
+void StreamCore::OnError(std::function<void(const Status&)> handler) {
+  if (queue_ != nullptr) {
+    queue_->OnError(std::move(handler));
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  on_error_ = std::move(handler);
+}
+
+void StreamCore::Fail(const Status& status) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (queue_ != nullptr) {
+    queue_->Fail(status);
+    return;
+  }
+  if (!error_.ok()) return;
+  error_ = status;
+  if (on_error_) on_error_(status);
+}
+
+Status StreamCore::status() const {
+  if (queue_ != nullptr) return queue_->status();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return error_;
+}
+
+WorkQueue::Turn StreamCore::turn() const {
+  if (queue_ != nullptr) return queue_->turn();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return error_.ok() ? WorkQueue::Turn::kNow : WorkQueue::Turn::kNever;
+}
+
+StatusOr<bool> StreamCore::AwaitAll(const Deadline& deadline,
+                                    const std::function<bool()>& stop) {
+  SHARD_ASSIGN_OR_RETURN(const CuEvent event, context_->TakeEvent());
+  const auto await = [&]() -> StatusOr<bool> {
+    SHARD_CUDA_CALL(context_->driver(), EventRecord, event, native_);
+    return context_->Await(event, deadline, stop);
+  };
+  StatusOr<bool> done = await();
+  context_->ReturnEvent(event);
+  return done;
+}
+
+Status StreamCore::InContext(std::string_view what,
+                             const Status& status) const {
+  return status.WithContext(
+      StrCat("stream '", name_, "' of ", context_->name(), ", '", what, "'"));
+}
+
+}  // namespace shard::cuda

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StreamCore: the driver's stream behind a CudaStream, the queue of what waits
+// behind a Call, and the stream's error. Events of the stream share it, since
+// they may outlive the stream and may find its error.
+
+#ifndef SHARD_CORE_DEVICE_CUDA_STREAM_CORE_H_
+#define SHARD_CORE_DEVICE_CUDA_STREAM_CORE_H_
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string_view>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/device/cuda/context.h"
+#include "core/device/work_queue/work_queue.h"
+
+namespace shard::cuda {
+
+class StreamCore {
+ public:
+  // Makes a stream of the driver, with a queue. `name` must outlive it.
+  static StatusOr<std::shared_ptr<StreamCore>> Create(
+      std::shared_ptr<Context> context, std::string_view name);
+  // Wraps a stream of the host, which has no queue.
+  static std::shared_ptr<StreamCore> Wrap(std::shared_ptr<Context> context,
+                                          CuStream native,
+                                          std::string_view name);
+  ~StreamCore();
+  StreamCore(const StreamCore&) = delete;
+  StreamCore& operator=(const StreamCore&) = delete;
+
+  // Ends the stream: drops what has not begun, and waits for what has. Only
+  // events use the core after it.
+  void End();
+
+  Context* context() const { return context_.get(); }
+  std::string_view name() const { return name_; }
+  CuStream native() const { return native_; }
+  // Null for the host's stream. REQUIRES: the stream has not ended.
+  WorkQueue* queue() const { return queue_.get(); }
+  // Whether this is a child of fork, in which nothing of CUDA may be used.
+  bool IsForked() const;
+
+  void OnError(std::function<void(const Status&)> handler);
+  // Fails the stream, unless it has failed or ended. Any thread.
+  void Fail(const Status& status);
+  Status status() const;
+  // Whether work may go to the driver now.
+  WorkQueue::Turn turn() const;
+
+  // Gives the driver `work`, a Status(), now, and fails the stream where that
+  // fails. `what`, a literal, names the work.
+  template <typename Work>
+  void SubmitNow(std::string_view what, const Work& work) {
+    last_ = what;
+    if (const Status status = context_->Run(work); !status.ok()) {
+      Fail(InContext(what, status));
+    }
+  }
+  // What the driver was given last.
+  std::string_view last() const { return last_; }
+
+  // Waits until the device has done all that the driver was given, as
+  // Context::Await. REQUIRES: the context is current.
+  StatusOr<bool> AwaitAll(const Deadline& deadline,
+                          const std::function<bool()>& stop);
+
+  Status InContext(std::string_view what, const Status& status) const;
+
+ private:
+  StreamCore(std::shared_ptr<Context> context, std::string_view name);
+
+  const std::shared_ptr<Context> context_;
+  const std::string_view name_;
+  const pid_t owner_;
+  CuStream native_ = nullptr;
+  std::string_view last_;
+  // Held while an error is set, and while the queue is taken away.
+  mutable std::mutex mutex_;
+  std::unique_ptr<WorkQueue> queue_;
+  // Of the host's stream, GUARDED_BY(mutex_).
+  Status error_;
+  std::function<void(const Status&)> on_error_;
+};
+
+}  // namespace shard::cuda
+
+#endif  // SHARD_CORE_DEVICE_CUDA_STREAM_CORE_H_

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/device/cuda/update_table.h"
+
+#include <limits>
+#include <utility>
+
+#include "core/device/cuda/element_range.h"
+#include "kernels/cuda/tile.h"
+
+namespace shard::cuda {
+
+namespace {
+
+Status CheckRange(const UpdateRange& range) {
+  if (range.is_tensor) {
+    return Unimplemented(
+        "the optimizers adafactor, lamb and muon have no CUDA kernels yet; use "
+        "another one, or the device \"cpu\"");
+  }
+  if (range.count / kTile + range.num_slices >=
+      std::numeric_limits<uint32_t>::max()) {
+    return InvalidArgument("a rank's part of a flat buffer has ", range.count,
+                           " elements, more than a kernel counts; plan more "
+                           "units or ranks");
+  }
+  return Status();
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<const UpdateTable>> UpdateTable::Make(
+    const Memory& memory, const UpdateList& list) {
+  auto table = std::make_shared<UpdateTable>();
+  std::vector<std::vector<ElementSlice>> made;
+  std::vector<ElementSlice> all;
+  for (const UpdateRange& range : list.ranges) {
+    SHARD_RETURN_IF_ERROR(CheckRange(range));
+    made.push_back(ElementSlices(list, range));
+    all.insert(all.end(), made.back().begin(), made.back().end());
+  }
+  SHARD_ASSIGN_OR_RETURN(table->slices_,
+                         memory.Upload(all.data(), all.size() * sizeof(all[0]),
+                                       "the table of updates"));
+  SHARD_ASSIGN_OR_RETURN(
+      table->sources_,
+      memory.Upload(list.sources.data(),
+                    list.sources.size() * sizeof(list.sources[0]),
+                    "the table of gradients"));
+  const auto* slices =
+      reinterpret_cast<const ElementSlice*>(table->slices_.data());
+  const auto* const sources =
+      reinterpret_cast<const void* const*>(table->sources_.data());
+  for (size_t r = 0; r < list.ranges.size(); ++r) {
+    const UpdateRange& range = list.ranges[r];
+    table->ranges_.push_back(
+        ElementRangeOf(list, range, made[r], slices, sources));
+    slices += made[r].size();
+    AddToNormArgs norm = {};
+    norm.sources =
+        SourcesOf(list.sources.data() + range.first_source, range.num_sources,
+                  range.source_dtype, sources + range.first_source);
+    norm.kept =
+        range.keeps_sum ? static_cast<float*>(range.own_grads) : nullptr;
+    norm.count = range.count;
+    table->norms_.push_back(norm);
+  }
+  return std::shared_ptr<const UpdateTable>(std::move(table));
+}
+
+ElementRange UpdateTable::RangeOf(size_t range,
+                                  const GradientSources* gradients) const {
+  ElementRange given = ranges_[range];
+  // The list of the host's pointers is not uploaded.
+  if (gradients != nullptr) ReadGradients(*gradients, gradients->data, &given);
+  return given;
+}
+
+}  // namespace shard::cuda

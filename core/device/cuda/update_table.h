@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// UpdateTable: what the kernels of a device read of an UpdateList, in the
+// device's memory. Made once for a list (Device::Prepare), so that an update
+// copies nothing but the arguments of its launch.
+//
+// Immutable once made; thread-safe.
+
+#ifndef SHARD_CORE_DEVICE_CUDA_UPDATE_TABLE_H_
+#define SHARD_CORE_DEVICE_CUDA_UPDATE_TABLE_H_
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/device/cuda/memory.h"
+#include "core/device/update_list.h"
+#include "kernels/cuda/norm.h"
+#include "kernels/cuda/update_elements.h"
+
+namespace shard::cuda {
+
+class UpdateTable {
+ public:
+  // Errors: kUnimplemented for a formula that has no kernel; and those of
+  // Memory::Allocate.
+  static StatusOr<std::shared_ptr<const UpdateTable>> Make(
+      const Memory& memory, const UpdateList& list);
+
+  // Returns the table of a list. REQUIRES: Device::Prepare was given the list.
+  static const UpdateTable& Of(const UpdateList& list) {
+    return *static_cast<const UpdateTable*>(list.prepared.get());
+  }
+
+  // Returns the argument of a norm pass over a range: its gradients, what is
+  // kept of them, and their number.
+  const AddToNormArgs& NormOf(size_t range) const { return norms_[range]; }
+  // Returns the argument of a kernel for a range. `gradients` are read instead
+  // of the range's own, where they are given.
+  ElementRange RangeOf(size_t range, const GradientSources* gradients) const;
+
+ private:
+  DeviceMemory slices_;
+  DeviceMemory sources_;
+  std::vector<AddToNormArgs> norms_;
+  std::vector<ElementRange> ranges_;
+};
+
+}  // namespace shard::cuda
+
+#endif  // SHARD_CORE_DEVICE_CUDA_UPDATE_TABLE_H_
