@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The state of the fake driver, which its entry points (driver.cc) and its
+// control (control.cc) share.
+
+#ifndef SHARD_TESTS_FAKE_CUDA_FAKE_H_
+#define SHARD_TESTS_FAKE_CUDA_FAKE_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/device/cuda/driver_api.h"
+#include "kernels/cuda/host_kernels.h"
+#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/fake_cuda/memory_map.h"
+#include "tests/fake_cuda/scheduler.h"
+
+namespace shard::testing::fake_cuda {
+
+// A handle is a number that no other object of the process ever had.
+using Handle = uint64_t;
+
+struct Context {
+  int device;
+  size_t retains;
+  std::shared_ptr<Stream> legacy;
+};
+
+struct Module {
+  Handle context;
+};
+
+struct Function {
+  Handle module;
+  const cuda::HostKernel* kernel;
+};
+
+struct Event {
+  Handle context;
+  std::shared_ptr<Operation> record;  // The last; null: never recorded.
+  int queries = 0;                    // Of that, while it was not done.
+};
+
+struct Pool {
+  int device;
+};
+
+// A call that is to fail.
+struct Failure {
+  std::string symbol;  // "": any.
+  uint64_t calls;      // Until then.
+  cuda::CuResult result;
+  bool loses;  // The devices, too.
+};
+
+struct Fake {
+  Fake() : scheduler(&mutex, [this](bool open) { memory.Protect(open); }) {}
+
+  Handle MakeHandle() { return next_handle += 16; }
+  // The work is lost, and each call from here on returns `result`.
+  void Lose(cuda::CuResult result) {
+    lost = result;
+    scheduler.Drop();
+  }
+  void Add(ViolationKind kind, const std::string& text) {
+    violations.push_back({kind, text});
+  }
+
+  // The process that has called cuInit, 0 before.
+  std::atomic<pid_t> owner = 0;
+
+  std::mutex mutex;
+  // GUARDED_BY(mutex):
+  Options options;
+  Counters counters;
+  std::vector<Violation> violations;
+  MemoryMap memory;
+  Scheduler scheduler;
+  std::map<int, size_t> used_bytes;  // By device; -1: pinned.
+  std::map<int, Handle> primary;     // Contexts, by device.
+  std::map<Handle, Context> contexts;
+  std::map<Handle, std::shared_ptr<Stream>> streams;
+  std::map<Handle, Event> events;
+  std::map<Handle, Module> modules;
+  std::map<Handle, Function> functions;
+  std::map<Handle, Pool> pools;
+  std::map<std::string, std::function<std::vector<Access>(const void*)>>
+      descriptions;
+  std::vector<Failure> failures;
+  cuda::CuResult lost = cuda::CuResult::kSuccess;
+  uint64_t generation = 0;  // Of Resets.
+  Handle next_handle = 0x1000;
+};
+
+// Returns the fake of the process, which is never destroyed.
+Fake* TheFake();
+
+// Returns the contexts that the calling thread has pushed.
+std::vector<Handle>* CurrentContexts(const Fake& fake);
+
+// Checks that an operation may use [begin, begin + bytes), and finds the
+// allocation: null for memory that is the host's own. Adds a violation, and
+// returns false, where it may not.
+bool Resolve(Fake* fake, const std::string& what, uintptr_t begin, size_t bytes,
+             Allocation** allocation);
+
+}  // namespace shard::testing::fake_cuda
+
+#endif  // SHARD_TESTS_FAKE_CUDA_FAKE_H_

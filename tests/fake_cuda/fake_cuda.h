@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A fake of NVIDIA's driver, libcuda.so.1, for tests without a GPU. Its devices
+// run the kernels of kernels/cuda, compiled for the host, over memory of the
+// host. A test that depends on //tests/fake_cuda is linked with the fake, so
+// that dlopen("libcuda.so.1") finds it. This header controls the fake;
+// fake_cuda_fixture.h checks it at the end of each test.
+//
+// Streams are asynchronous: one thread runs operations in an order that is
+// chosen at random among those that the streams and events allow. At each call
+// the fake computes, with vector clocks, what happens before what, and records
+// a Violation where two operations need an order and have none, whatever order
+// they then run in. The host knows that work is done once cuEventQuery has told
+// any of its threads.
+//
+// Copies of memory that is not pinned are asynchronous, too: they read and
+// write it when they run. Graphs and capture are not there yet.
+//
+// Thread-safe, but for Reset. Never used in a child of fork.
+
+#ifndef SHARD_TESTS_FAKE_CUDA_FAKE_CUDA_H_
+#define SHARD_TESTS_FAKE_CUDA_FAKE_CUDA_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/device/cuda/driver_api.h"
+
+#define SHARD_FAKE_CUDA_API __attribute__((visibility("default")))
+
+namespace shard::testing::fake_cuda {
+
+struct Options {
+  int devices = 2;
+  int driver_version = 13000;
+  int compute_major = 9;
+  int compute_minor = 0;
+  // Few, so that kernels loop over what one launch does not cover.
+  int multiprocessors = 2;
+  int blocks_per_multiprocessor = 2;
+  bool unified_addressing = true;
+  bool memory_pools = true;
+  // Of each device, and of the host for pinned memory.
+  size_t memory_bytes = size_t{1} << 30;
+  size_t pinned_bytes = std::numeric_limits<size_t>::max();
+
+  // Of the order of operations and of their delays.
+  uint64_t seed = 1;
+  // The longest delay before an operation.
+  std::chrono::microseconds max_delay{0};
+  // Operations run as late as possible: only those that an event needs, and
+  // only after it was queried `queries_before_progress` times. The order then
+  // depends on nothing but the seed and the calls.
+  bool lazy = false;
+  int queries_before_progress = 3;
+  // The host cannot access memory of a device, but for the moments in which an
+  // operation runs.
+  bool guard = false;
+};
+
+// Drops all work, memory and handles, clears counters, violations and failures,
+// and begins with `options`. The driver stays initialized. REQUIRES: no other
+// thread calls the driver; nothing is used that was made before.
+SHARD_FAKE_CUDA_API void Reset(const Options& options = {});
+
+// Stops the device before the next operation, and lets it go on. A call that
+// waits for the device (cuMemFree) must not be made in between.
+SHARD_FAKE_CUDA_API void Pause();
+SHARD_FAKE_CUDA_API void Resume();
+// Runs all work that was enqueued, and waits for it. The host learns nothing
+// from it: to the checks of order it is no synchronization.
+SHARD_FAKE_CUDA_API void RunAll();
+// Returns the number of operations that were enqueued and did not run.
+SHARD_FAKE_CUDA_API size_t NumPending();
+
+// ---- What was done ----
+
+struct Traffic {
+  uint64_t count = 0;
+  uint64_t bytes = 0;
+
+  bool operator==(const Traffic&) const = default;
+};
+
+struct Counters {
+  // By entry point, without the version of its symbol: "cuMemAlloc". Calls that
+  // fail count, too.
+  std::map<std::string, uint64_t> calls;
+  std::map<std::string, uint64_t> launches;        // By kernel.
+  Traffic to_device, to_host, on_device, on_host;  // Copies.
+  Traffic memsets;
+  // Copies from or to memory of the host that is not pinned: a driver may make
+  // the host wait for them.
+  uint64_t pageable_copies = 0;
+  // Calls that make the host wait for the device, such as cuMemFree.
+  uint64_t waits_of_host = 0;
+
+  // Returns the calls of an entry point, or of all for "".
+  uint64_t Calls(const std::string& symbol = "") const {
+    return Sum(calls, symbol);
+  }
+  // Returns the launches of a kernel, or of all for "".
+  uint64_t Launches(const std::string& kernel = "") const {
+    return Sum(launches, kernel);
+  }
+
+ private:
+  static uint64_t Sum(const std::map<std::string, uint64_t>& counts,
+                      const std::string& of) {
+    uint64_t sum = 0;
+    for (const auto& [name, count] : counts) {
+      if (of.empty() || of == name) sum += count;
+    }
+    return sum;
+  }
+};
+
+SHARD_FAKE_CUDA_API Counters Count();
+// Returns what was done after `before`, without zeros.
+SHARD_FAKE_CUDA_API Counters CountSince(const Counters& before);
+
+// ---- What is wrong ----
+
+enum class ViolationKind {
+  kUnordered,     // Two operations on the same memory have no order.
+  kUseAfterFree,  // Memory is used that was freed before.
+  kOutOfBounds,   // A copy or a memset leaves its allocation.
+  kOverrun,       // A kernel wrote behind the end of an allocation.
+  kUnreachable,   // A kernel uses the host's own memory.
+};
+
+struct Violation {
+  ViolationKind kind;
+  std::string text;  // Names both operations.
+};
+
+SHARD_FAKE_CUDA_API std::vector<Violation> Violations();
+SHARD_FAKE_CUDA_API void ClearViolations();
+// Returns the texts of all violations, one a line.
+SHARD_FAKE_CUDA_API std::string ViolationText();
+
+// Memory that an operation accesses.
+struct Access {
+  const void* memory;
+  size_t bytes;
+  bool writes;
+};
+
+// Tells what launches of a kernel access. Without it the checks of order know
+// of a kernel only which allocations the pointers in its argument point to.
+// `accesses` is called at the launch with a copy of the argument. It must not
+// call the driver, and may read tables in memory of the device that were
+// filled before.
+SHARD_FAKE_CUDA_API void DescribeKernel(
+    const std::string& kernel,
+    std::function<std::vector<Access>(const void* args)> accesses);
+
+// Checks an access of the host to pinned memory as if it were an operation.
+SHARD_FAKE_CUDA_API void CheckHostAccess(const Access& access,
+                                         const std::string& what);
+
+// ---- What is alive ----
+
+struct Alive {
+  size_t device_allocations = 0;
+  size_t device_bytes = 0;
+  size_t pinned_allocations = 0;
+  size_t pools = 0;
+  size_t streams = 0;
+  size_t events = 0;
+  size_t modules = 0;
+  size_t context_retains = 0;
+  // The depth of this thread's stack of contexts.
+  size_t current_contexts = 0;
+
+  bool operator==(const Alive&) const = default;
+};
+
+SHARD_FAKE_CUDA_API Alive CountAlive();
+// Returns what is alive in words, "" for nothing.
+SHARD_FAKE_CUDA_API std::string AliveText();
+
+// ---- Failures ----
+
+// Makes the `call`-th call from now on (1 is the next) of an entry point, or of
+// all entry points for "", return `result` and do nothing. A call that frees or
+// pops something does so first, and returns `result` as the error of earlier
+// work.
+SHARD_FAKE_CUDA_API void FailCall(const std::string& symbol, uint64_t call,
+                                  cuda::CuResult result);
+// Loses the devices at that call, or with the `operation`-th operation that
+// runs from now on. Work that has not begun is dropped, and every call returns
+// `result`, as above, once the operation that had begun has ended. No context
+// can be made current, so that little can be freed.
+SHARD_FAKE_CUDA_API void LoseAtCall(
+    const std::string& symbol, uint64_t call,
+    cuda::CuResult result = cuda::CuResult::kIllegalAddress);
+SHARD_FAKE_CUDA_API void LoseAtOperation(
+    uint64_t operation,
+    cuda::CuResult result = cuda::CuResult::kIllegalAddress);
+
+SHARD_FAKE_CUDA_API bool IsLost();
+
+}  // namespace shard::testing::fake_cuda
+
+#endif  // SHARD_TESTS_FAKE_CUDA_FAKE_CUDA_H_

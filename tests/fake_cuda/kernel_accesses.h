@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tells the fake driver what libshard's kernels access, so that it finds
+// missing edges around them.
+
+#ifndef SHARD_TESTS_FAKE_CUDA_KERNEL_ACCESSES_H_
+#define SHARD_TESTS_FAKE_CUDA_KERNEL_ACCESSES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "kernels/cuda/casts.h"
+#include "kernels/cuda/fill.h"
+#include "kernels/cuda/norm.h"
+#include "kernels/cuda/sources.h"
+#include "kernels/cuda/update_elements.h"
+#include "kernels/formula/registry.h"
+#include "tests/fake_cuda/fake_cuda.h"
+
+namespace shard::testing {
+
+// The accesses of a launch, as they are added.
+class Accesses {
+ public:
+  void Read(const void* memory, size_t bytes) { Add(memory, bytes, false); }
+  void Write(const void* memory, size_t bytes) { Add(memory, bytes, true); }
+
+  void ReadSources(const cuda::Sources& sources, size_t begin, size_t count) {
+    if (sources.count > cuda::kInlineSources) {
+      Read(sources.table, sources.count * sizeof(*sources.table));
+    }
+    const size_t bytes = DTypeSize(sources.dtype);
+    for (uint32_t w = 0; w < sources.count; ++w) {
+      const auto* const source = static_cast<const std::byte*>(sources[w]);
+      if (source != nullptr) Read(source + begin * bytes, count * bytes);
+    }
+  }
+  // The scales of 8-bit codes.
+  void WriteScales(const float* scales, size_t count) {
+    constexpr size_t kBlock = 256;  // Elements that share a scale.
+    Write(scales, (count + kBlock - 1) / kBlock * sizeof(*scales));
+  }
+
+  std::vector<fake_cuda::Access> Take() { return std::move(all_); }
+
+ private:
+  void Add(const void* memory, size_t bytes, bool writes) {
+    if (memory != nullptr && bytes != 0)
+      all_.push_back({memory, bytes, writes});
+  }
+
+  std::vector<fake_cuda::Access> all_;
+};
+
+inline void AddAccesses(const cuda::UpdateElementsArgs& args, Accesses* to) {
+  const cuda::ElementRange& range = args.range;
+  to->Read(args.block, sizeof(*args.block));
+  to->Read(range.slices, range.num_slices * sizeof(*range.slices));
+  // Latched by the host, before the launch.
+  if (range.kept_sum != nullptr && args.block->has_norm) {
+    to->Read(range.kept_sum, range.count * DTypeSize(range.sources.dtype));
+  } else {
+    to->ReadSources(range.sources, 0, range.count);
+  }
+  to->Write(range.param, range.count * DTypeSize(range.param_dtype));
+  to->Write(range.master, range.count * sizeof(*range.master));
+  for (size_t s = 0; s < kMaxStates; ++s) {
+    to->Write(range.states[s], range.count * DTypeSize(range.state_dtype));
+    if (range.state_dtype == DType::kQ8) {
+      to->WriteScales(range.scales[s], range.count);
+    }
+  }
+}
+
+inline void AddAccesses(const cuda::AddToNormArgs& args, Accesses* to) {
+  to->Read(args.block, sizeof(*args.block));
+  const size_t kept = args.count * DTypeSize(args.sources.dtype);
+  if (args.kept != nullptr && args.pass == NormPass::kSecond) {
+    to->Read(args.kept, kept);
+  } else {
+    to->ReadSources(args.sources, 0, args.count);
+    // A single source is what is kept.
+    if (args.sources.count > 1) to->Write(args.kept, kept);
+  }
+  to->Write(args.sum, sizeof(*args.sum));
+  to->Write(args.scratch, sizeof(*args.scratch));
+}
+
+inline void AddAccesses(const cuda::FinishNormArgs& args, Accesses* to) {
+  to->Read(args.sums, args.count * sizeof(*args.sums));
+  to->Read(args.block, sizeof(*args.block));
+  // The half that is not latched.
+  to->Write(&args.block->largest,
+            sizeof(*args.block) - offsetof(StepBlock, largest));
+}
+
+inline void AddAccesses(const cuda::FillArgs& args, Accesses* to) {
+  for (uint32_t i = 0; i < args.num_parts; ++i) {
+    to->Read(args.parts[i].from, args.parts[i].bytes);
+    to->Write(args.parts[i].to, args.parts[i].bytes);
+  }
+}
+
+inline void AddAccesses(const cuda::SumGradientsArgs& args, Accesses* to) {
+  to->ReadSources(args.sources, args.begin, args.count);
+  to->Write(args.out, args.count * sizeof(*args.out));
+}
+
+inline void AddAccesses(const cuda::WidenArgs& args, Accesses* to) {
+  to->Read(args.from, args.count * DTypeSize(args.dtype));
+  to->Write(args.to, args.count * sizeof(*args.to));
+}
+
+inline void AddAccesses(const cuda::NarrowArgs& args, Accesses* to) {
+  to->Read(args.from, args.count * sizeof(*args.from));
+  to->Write(args.to, args.count * DTypeSize(args.dtype));
+}
+
+inline void AddAccesses(const cuda::EncodeQ8Args& args, Accesses* to) {
+  to->Read(args.from, args.count * sizeof(*args.from));
+  to->Write(args.codes, args.count);
+  to->WriteScales(args.scales, args.count);
+}
+
+template <typename Args>
+std::vector<fake_cuda::Access> AccessesOf(const void* args) {
+  Accesses accesses;
+  AddAccesses(*static_cast<const Args*>(args), &accesses);
+  return accesses.Take();
+}
+
+// Describes all kernels. Reset forgets it.
+inline void DescribeKernels() {
+  using fake_cuda::DescribeKernel;
+  DescribeKernel("shard_add_to_norm", AccessesOf<cuda::AddToNormArgs>);
+  DescribeKernel("shard_encode_q8", AccessesOf<cuda::EncodeQ8Args>);
+  DescribeKernel("shard_fill", AccessesOf<cuda::FillArgs>);
+  DescribeKernel("shard_finish_norm", AccessesOf<cuda::FinishNormArgs>);
+  DescribeKernel("shard_narrow", AccessesOf<cuda::NarrowArgs>);
+  DescribeKernel("shard_sum_gradients", AccessesOf<cuda::SumGradientsArgs>);
+  DescribeKernel("shard_widen", AccessesOf<cuda::WidenArgs>);
+#define SHARD_DESCRIBE(Name) \
+  DescribeKernel("shard_update_" #Name, AccessesOf<cuda::UpdateElementsArgs>);
+  SHARD_ELEMENT_FORMULAS(SHARD_DESCRIBE)
+#undef SHARD_DESCRIBE
+}
+
+}  // namespace shard::testing
+
+#endif  // SHARD_TESTS_FAKE_CUDA_KERNEL_ACCESSES_H_

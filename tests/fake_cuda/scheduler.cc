@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/fake_cuda/scheduler.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace shard::testing::fake_cuda {
+
+Scheduler::Scheduler(std::mutex* mutex, std::function<void(bool)> opened)
+    : mutex_(mutex), opened_(std::move(opened)) {}
+
+void Scheduler::Reset(const Options& options,
+                      std::unique_lock<std::mutex>* lock) {
+  Drop();
+  AwaitRunning(lock);
+  streams_.clear();
+  host_ = Clock();
+  next_id_ = Clock::kHost + 1;
+  is_paused_ = false;
+  is_lazy_ = options.lazy;
+  max_delay_ = options.max_delay;
+  random_.seed(options.seed);
+  num_run_ = 0;
+  lose_at_ = 0;
+  lost_ = nullptr;
+}
+
+std::shared_ptr<Stream> Scheduler::AddStream(uint64_t context, int device,
+                                             bool legacy, bool blocking) {
+  const auto stream = std::make_shared<Stream>();
+  stream->id = next_id_++;
+  stream->context = context;
+  stream->device = device;
+  stream->is_legacy = legacy;
+  stream->is_blocking = blocking;
+  streams_.push_back(stream);
+  return stream;
+}
+
+void Scheduler::Destroy(Stream* stream) {
+  stream->is_destroyed = true;
+  if (stream->is_blocking && stream->last != nullptr) {
+    for (const auto& it : streams_) {
+      if (it->is_legacy && it->context == stream->context) {
+        it->destroyed.push_back(stream->last);
+      }
+    }
+  }
+  RemoveDestroyed();
+}
+
+void Scheduler::RemoveDestroyed() {
+  std::erase_if(streams_, [](const auto& it) {
+    return it->is_destroyed && it->pending.empty();
+  });
+}
+
+std::shared_ptr<Operation> Scheduler::Enqueue(
+    Stream* stream, const std::string& name, std::function<void()> run,
+    const std::shared_ptr<Operation>& awaited) {
+  const auto made = std::make_shared<Operation>();
+  const auto run_after = [&](const std::shared_ptr<Operation>& it) {
+    if (it == nullptr) return;
+    stream->clock.Join(it->clock);
+    if (!it->is_done) made->after.push_back(it);
+  };
+  stream->clock.Join(host_);
+  run_after(awaited);
+  for (const auto& it : stream->destroyed) run_after(it);
+  stream->destroyed.clear();
+  for (const auto& it : streams_) {
+    if (it->context != stream->context || it->is_destroyed) continue;
+    if (stream->is_legacy ? it->is_blocking
+                          : stream->is_blocking && it->is_legacy) {
+      run_after(it->last);
+    }
+  }
+  made->actor.stream = stream->id;
+  made->actor.number = stream->clock.Tick(stream->id);
+  made->actor.name =
+      name + " (no. " + std::to_string(made->actor.number) + " on " +
+      (stream->is_legacy ? std::string("the legacy stream")
+                         : "stream " + std::to_string(stream->id)) +
+      " of device " + std::to_string(stream->device) + ")";
+  made->clock = stream->clock;
+  made->run = std::move(run);
+  stream->last = made;
+  stream->pending.push_back(made);
+  if (!is_started_) {
+    is_started_ = true;
+    std::thread([this] { Loop(); }).detach();
+  }
+  work_.notify_one();
+  return made;
+}
+
+Actor Scheduler::HostActor(const std::string& name) {
+  return {name + " (by the host)", Clock::kHost, host_.Tick(Clock::kHost)};
+}
+
+void Scheduler::Need(const std::shared_ptr<Operation>& operation) {
+  std::vector<std::shared_ptr<Operation>> open = {operation};
+  while (!open.empty()) {
+    const auto last = std::move(open.back());
+    open.pop_back();
+    const auto found = std::find_if(
+        streams_.begin(), streams_.end(),
+        [&](const auto& it) { return it->id == last->actor.stream; });
+    if (found == streams_.end()) continue;
+    const auto& pending = (*found)->pending;
+    // Numbers of a stream follow one another.
+    if (pending.empty() || last->actor.number < pending.front()->actor.number) {
+      continue;
+    }
+    // Those before an operation that is needed are so, too.
+    for (size_t i = last->actor.number - pending.front()->actor.number + 1;
+         i-- > 0 && !pending[i]->is_needed;) {
+      pending[i]->is_needed = true;
+      open.insert(open.end(), pending[i]->after.begin(),
+                  pending[i]->after.end());
+    }
+  }
+  work_.notify_one();
+}
+
+void Scheduler::Drain(uint64_t context, std::unique_lock<std::mutex>* lock) {
+  std::vector<std::shared_ptr<Operation>> awaited;
+  const auto add = [&](const Stream& stream) {
+    if (context != 0 && stream.context != context) return;
+    if (stream.last == nullptr || stream.last->is_done) return;
+    awaited.push_back(stream.last);
+    Need(stream.last);
+  };
+  for (const auto& it : streams_) add(*it);
+  if (running_ != nullptr) add(*running_);  // It may be destroyed.
+  const uint64_t drops = num_drops_;
+  done_.wait(*lock, [&] {
+    return std::all_of(awaited.begin(), awaited.end(),
+                       [](const auto& it) { return it->is_done; });
+  });
+  // What was dropped counts as done while work before it still runs.
+  if (num_drops_ != drops) AwaitRunning(lock);
+}
+
+void Scheduler::Drop() {
+  ++num_drops_;
+  for (const auto& it : streams_) {
+    for (const auto& operation : it->pending) {
+      operation->is_done = true;
+      operation->after.clear();
+      operation->run = nullptr;
+    }
+    it->pending.clear();
+  }
+  done_.notify_all();
+}
+
+void Scheduler::AwaitRunning(std::unique_lock<std::mutex>* lock) {
+  done_.wait(*lock, [this] { return running_ == nullptr; });
+}
+
+void Scheduler::set_paused(bool paused) {
+  is_paused_ = paused;
+  work_.notify_one();
+}
+
+size_t Scheduler::num_pending() const {
+  size_t sum = running_ == nullptr ? 0 : 1;
+  for (const auto& it : streams_) sum += it->pending.size();
+  return sum;
+}
+
+bool Scheduler::CanRun(const Stream& stream) const {
+  if (stream.pending.empty()) return false;
+  const Operation& next = *stream.pending.front();
+  if (is_lazy_ && !next.is_needed) return false;
+  return std::all_of(next.after.begin(), next.after.end(),
+                     [](const auto& it) { return it->is_done; });
+}
+
+Stream* Scheduler::Choose() {
+  if (is_paused_) return nullptr;
+  std::vector<Stream*> able;
+  for (const auto& it : streams_) {
+    if (CanRun(*it)) able.push_back(it.get());
+  }
+  return able.empty() ? nullptr : able[random_() % able.size()];
+}
+
+void Scheduler::Loop() {
+  std::unique_lock<std::mutex> lock(*mutex_);
+  for (;;) {
+    Stream* const chosen = Choose();
+    if (chosen == nullptr) {
+      work_.wait(lock);
+      continue;
+    }
+    running_ =
+        *std::find_if(streams_.begin(), streams_.end(),
+                      [&](const auto& it) { return it.get() == chosen; });
+    const auto operation = std::move(chosen->pending.front());
+    chosen->pending.pop_front();
+    const std::chrono::microseconds delay(
+        max_delay_.count() == 0
+            ? 0
+            : random_() % static_cast<uint64_t>(max_delay_.count() + 1));
+    const uint64_t drops = num_drops_;
+    if (++num_run_ == lose_at_) {
+      lost_();
+    } else if (delay.count() != 0) {
+      lock.unlock();
+      std::this_thread::sleep_for(delay);
+      lock.lock();
+    }
+    if (num_drops_ == drops) {
+      opened_(true);
+      if (operation->run != nullptr) {
+        lock.unlock();
+        operation->run();
+        lock.lock();
+      }
+      opened_(false);
+    }
+    operation->is_done = true;
+    operation->after.clear();
+    operation->run = nullptr;
+    running_ = nullptr;
+    RemoveDestroyed();
+    done_.notify_all();
+  }
+}
+
+}  // namespace shard::testing::fake_cuda

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The streams of the fake and the thread that runs their operations, one at a
+// time, in an order chosen at random among those that streams and events allow.
+//
+// The mutex of the fake guards all of it; each method REQUIRES that it is held.
+// Only operations run without it.
+
+#ifndef SHARD_TESTS_FAKE_CUDA_SCHEDULER_H_
+#define SHARD_TESTS_FAKE_CUDA_SCHEDULER_H_
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/fake_cuda/clock.h"
+#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/fake_cuda/memory_map.h"
+
+namespace shard::testing::fake_cuda {
+
+struct Operation {
+  Actor actor;
+  Clock clock;  // What happened before it, and itself.
+  std::function<void()> run;
+  // Others that must be done first, beside those before it in its stream.
+  // Empty once it is done.
+  std::vector<std::shared_ptr<Operation>> after;
+  bool is_needed = false;  // For lazy devices.
+  bool is_done = false;
+};
+
+struct Stream {
+  size_t id;
+  uint64_t context;
+  int device;
+  bool is_legacy = false;
+  bool is_blocking = false;
+  bool is_destroyed = false;
+  Clock clock;
+  std::shared_ptr<Operation> last;
+  std::deque<std::shared_ptr<Operation>> pending;
+  // Of a legacy stream: blocking streams that were destroyed, at their ends.
+  std::vector<std::shared_ptr<Operation>> destroyed;
+};
+
+class Scheduler {
+ public:
+  // `opened(true)` is called before an operation runs, and `opened(false)`
+  // after it, with the mutex held.
+  Scheduler(std::mutex* mutex, std::function<void(bool)> opened);
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  // Forgets all streams and work, once the operation that runs has ended.
+  void Reset(const Options& options, std::unique_lock<std::mutex>* lock);
+
+  std::shared_ptr<Stream> AddStream(uint64_t context, int device, bool legacy,
+                                    bool blocking);
+  // Its work goes on.
+  void Destroy(Stream* stream);
+
+  // Adds work to the end of a stream, which is done after `awaited`, too,
+  // unless that is null.
+  std::shared_ptr<Operation> Enqueue(
+      Stream* stream, const std::string& name, std::function<void()> run,
+      const std::shared_ptr<Operation>& awaited = nullptr);
+  // The host knows that `operation` is done.
+  void TellHost(const Operation& operation) { host_.Join(operation.clock); }
+  // Makes an operation of the host.
+  Actor HostActor(const std::string& name);
+  const Clock& host_clock() const { return host_; }
+
+  // Lets a lazy device do what `operation` needs.
+  void Need(const std::shared_ptr<Operation>& operation);
+  // Waits until the work that a context has now, or all contexts for 0, is done
+  // or dropped.
+  void Drain(uint64_t context, std::unique_lock<std::mutex>* lock);
+  // Drops all work that has not begun.
+  void Drop();
+  // Waits until the operation that runs has ended.
+  void AwaitRunning(std::unique_lock<std::mutex>* lock);
+
+  void set_paused(bool paused);
+  // Whether an operation runs.
+  bool is_running() const { return running_ != nullptr; }
+  size_t num_pending() const;
+  // Loses the devices with an operation: `lost` is called.
+  void LoseAt(uint64_t operation, std::function<void()> lost) {
+    lose_at_ = num_run_ + operation;
+    lost_ = std::move(lost);
+  }
+
+ private:
+  void Loop();
+  void RemoveDestroyed();
+  bool CanRun(const Stream& stream) const;
+  Stream* Choose();
+
+  std::mutex* const mutex_;
+  const std::function<void(bool)> opened_;
+  std::condition_variable work_;
+  std::condition_variable done_;
+  bool is_started_ = false;
+  bool is_paused_ = false;
+  bool is_lazy_ = false;
+  std::chrono::microseconds max_delay_{0};
+  std::mt19937_64 random_;
+  Clock host_;
+  size_t next_id_ = Clock::kHost + 1;
+  std::vector<std::shared_ptr<Stream>> streams_;  // With work, or alive.
+  // The stream of the operation that runs.
+  std::shared_ptr<Stream> running_;
+  uint64_t num_run_ = 0;
+  uint64_t num_drops_ = 0;
+  uint64_t lose_at_ = 0;
+  std::function<void()> lost_;
+};
+
+}  // namespace shard::testing::fake_cuda
+
+#endif  // SHARD_TESTS_FAKE_CUDA_SCHEDULER_H_
