@@ -39,8 +39,8 @@ class BlockingCollectives {
   // Opens EverySet. COLLECTIVE. `timeout`: of a collective, in seconds.
   explicit BlockingCollectives(Communicator* comm, double timeout = 30)
       : comm_(comm), device_(*OpenDevice("cpu")) {
-    auto opened =
-        OpenCollectives(comm, EverySet(*comm), {.timeout = timeout}, Soon());
+    auto opened = OpenCollectives(comm, device_.get(), EverySet(*comm),
+                                  {.timeout = timeout}, Soon());
     EXPECT_TRUE(opened.ok()) << opened.status().ToString();
     if (opened.ok()) collectives_ = *std::move(opened);
   }

@@ -37,8 +37,8 @@ struct StreamRank {
         device(*OpenDevice(device)),
         compute(*this->device->CreateStream(StreamKind::kCompute)),
         moving(*this->device->CreateStream(StreamKind::kCommunication)) {
-    auto opened =
-        OpenCollectives(comm, {&all, 1}, {.timeout = timeout}, Soon());
+    auto opened = OpenCollectives(comm, this->device.get(), {&all, 1},
+                                  {.timeout = timeout}, Soon());
     EXPECT_OK(opened);
     moving->OnError([comm](const Status& error) { comm->Abort(error); });
     if (opened.ok()) collectives = *std::move(opened);
@@ -375,8 +375,9 @@ TEST(KillBetweenCollectivesTest, TheOthersNameTheDeadRank) {
 
 TEST(OpenCollectivesTest, WrongSetsAreErrorsOfAllRanks) {
   RunGroup(Backend::kThreads, 4, [](Communicator* comm) {
+    const auto device = *OpenDevice("cpu");
     const auto open = [&](const std::vector<RankSet>& sets) {
-      return OpenCollectives(comm, sets, {}, Soon()).status();
+      return OpenCollectives(comm, device.get(), sets, {}, Soon()).status();
     };
     const RankSet mine = RankSet::Of(comm->rank(), 1, 2);
     for (const RankSet& wrong :
@@ -404,8 +405,9 @@ TEST(OpenCollectivesTest, DifferentSetsAreNamed) {
           std::vector<RankSet> sets = {
               RankSet::Of(comm->rank(), odd && !fewer ? 2 : 1, 2)};
           if (!odd || !fewer) sets.push_back(RankSet::All(4));
+          const auto device = *OpenDevice("cpu");
           const Status status =
-              OpenCollectives(comm, sets, {}, Soon()).status();
+              OpenCollectives(comm, device.get(), sets, {}, Soon()).status();
           ExpectError(status, StatusCode::kDesync,
                       {"the ranks differ in the sets of ranks of collectives",
                        fewer ? "number of sets: rank 0 has 2, rank 2 has 1"

@@ -53,7 +53,7 @@ TEST_P(DeadlockTest, ManyRanksGetBothNames) {
 
 TEST_P(DeadlockTest, ThreeRanksMayWaitInThreeCommunicators) {
   RunFamily(GetParam(), 3, [](Handle host, Handle engine) {
-    const auto other = host->Duplicate("other engine", Soon());
+    const auto other = host->Duplicate("other engine", /*direct=*/true, Soon());
     ASSERT_TRUE(other.ok()) << other.status().ToString();
     Communicator* const comms[] = {host.get(), engine.get(), other->get()};
     const char* const names[] = {"sum", "step", "save"};

@@ -77,8 +77,9 @@ class EndTest : public ::testing::TestWithParam<std::tuple<Backend, int>> {
                     later.code() == StatusCode::kPoisoned)
             << later.ToString();
         EXPECT_EQ(later.rank(), world_size() - 1);
-        EXPECT_EQ(comm->Duplicate("no more", Soon()).status().code(),
-                  later.code());
+        EXPECT_EQ(
+            comm->Duplicate("no more", /*direct=*/true, Soon()).status().code(),
+            later.code());
       }
       SHARD_EXPECT_OK((*signal)->Shutdown(Soon()));
     });
@@ -176,7 +177,7 @@ TEST_P(EndTest, FreedIsNotLost) {
 // it, too.
 TEST_P(EndTest, ASiblingEndsAll) {
   RunFamily(backend(), world_size(), [&](Handle first, Handle duplicate) {
-    auto sibling = first->Duplicate("sibling", Soon());
+    auto sibling = first->Duplicate("sibling", /*direct=*/true, Soon());
     ASSERT_TRUE(sibling.ok()) << sibling.status().ToString();
     if (IsLast(*first)) {
       (*sibling)->Abort(Cancelled("enough"));
@@ -215,7 +216,7 @@ TEST_P(DuplicateKillTest, BothNameTheDeadRank) {
     auto first =
         OpenCommunicator(url, {.rank = rank.rank(), .world_size = kWorldSize});
     ASSERT_TRUE(first.ok()) << first.status().ToString();
-    auto duplicate = (*first)->Duplicate("engine", Soon());
+    auto duplicate = (*first)->Duplicate("engine", /*direct=*/true, Soon());
     ASSERT_TRUE(duplicate.ok()) << duplicate.status().ToString();
     if (rank.rank() == victim) {
       std::thread worker([&] { Work(duplicate->get(), 5, 1000); });
@@ -263,7 +264,8 @@ TEST_P(DuplicateKillTest, TheDeadRankIsNamedWhileItIsMade) {
       };
       auto first = OpenCommunicator(url, options);
       ASSERT_TRUE(first.ok()) << first.status().ToString();
-      const Status status = (*first)->Duplicate("engine", Soon()).status();
+      const Status status =
+          (*first)->Duplicate("engine", /*direct=*/true, Soon()).status();
       EXPECT_EQ(status.code(), StatusCode::kRankLost) << status.ToString();
       EXPECT_EQ(status.rank(), victim);
     });

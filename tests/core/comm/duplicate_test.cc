@@ -93,12 +93,12 @@ TEST_P(DuplicateTest, MayBeCalledInAnotherOrderOnEveryRank) {
 TEST_P(DuplicateTest, MayBeDuplicated) {
   Run([](Handle first, Handle duplicate) {
     std::thread worker([&] {
-      auto third = duplicate->Duplicate("third", Soon());
+      auto third = duplicate->Duplicate("third", /*direct=*/true, Soon());
       ASSERT_TRUE(third.ok()) << third.status().ToString();
       duplicate.reset();
       Work(third->get(), 9, 3000);
     });
-    auto fourth = first->Duplicate("fourth", Soon());
+    auto fourth = first->Duplicate("fourth", /*direct=*/true, Soon());
     ASSERT_TRUE(fourth.ok()) << fourth.status().ToString();
     Work(fourth->get(), 9, 4000);
     worker.join();
@@ -151,7 +151,7 @@ TEST_P(DuplicateTest, EndsWithTheShutdownOfTheFirst) {
         duplicate->Allocate("late", 1, SymmetricKind::kPerRank, Soon())
             .status(),
         duplicate->Broadcast("late", 0, &value, 4, Soon()),
-        duplicate->Duplicate("late", Soon()).status(),
+        duplicate->Duplicate("late", /*direct=*/true, Soon()).status(),
         duplicate->OpenExchange("late", Soon()).status(),
         exchange->ReduceScatter("late", alone,
                                 {.send = &value, .count = 1, .recv = &value},

@@ -29,7 +29,7 @@ inline void RunFamily(Backend backend, int world_size,
     auto first = OpenCommunicator(
         url, {.rank = rank, .world_size = world_size, .timeout = 17});
     ASSERT_TRUE(first.ok()) << first.status().ToString();
-    auto duplicate = (*first)->Duplicate("engine", Soon());
+    auto duplicate = (*first)->Duplicate("engine", /*direct=*/true, Soon());
     ASSERT_TRUE(duplicate.ok()) << duplicate.status().ToString();
     body(*std::move(first), *std::move(duplicate));
   });

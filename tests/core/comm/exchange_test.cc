@@ -127,9 +127,10 @@ TEST_P(ExchangeTest, IsNoDuplicate) {
   RunGroup(
       std::get<0>(GetParam()), kWorldSize,
       [](Communicator* comm) {
-        const Status status = comm->rank() == 2
-                                  ? comm->OpenExchange("it", Soon()).status()
-                                  : comm->Duplicate("it", Soon()).status();
+        const Status status =
+            comm->rank() == 2
+                ? comm->OpenExchange("it", Soon()).status()
+                : comm->Duplicate("it", /*direct=*/true, Soon()).status();
         EXPECT_EQ(status.code(), StatusCode::kDesync) << status.ToString();
         EXPECT_EQ(status.rank(), 2);
         EXPECT_TRUE(Contains(status.message(),

@@ -121,7 +121,8 @@ TEST(FewFilesTest, ADuplicationFailsOnAllRanks) {
         if (rank.rank() == poor) LimitFiles(more);
         const int open = CountOpenFiles();
         for (int i = 0; i < 2; ++i) {
-          const auto duplicate = (*comm)->Duplicate("engine", Soon());
+          const auto duplicate =
+              (*comm)->Duplicate("engine", /*direct=*/true, Soon());
           if (i == 0) rank.Report(duplicate.ok() ? "OK" : "none");
           if (duplicate.ok()) {
             SHARD_EXPECT_OK((*duplicate)->Barrier("it works", Soon()));

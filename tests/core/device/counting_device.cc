@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/device/stream.h"
+#include "tests/core/device/forwarding_device.h"
 
 namespace shard::testing {
 
@@ -92,38 +93,26 @@ class CountingStream final : public Stream {
   const std::shared_ptr<OperationCounts> counts_;
 };
 
-class CountingDevice final : public Device {
+class CountingDevice final : public ForwardingDevice {
  public:
   CountingDevice(std::shared_ptr<Device> device,
                  std::shared_ptr<OperationCounts> counts)
-      : device_(std::move(device)), counts_(std::move(counts)) {}
+      : ForwardingDevice(std::move(device)), counts_(std::move(counts)) {}
 
-  const std::string& name() const override { return device_->name(); }
-  StatusOr<DeviceMemory> Allocate(size_t bytes,
-                                  std::string_view what) override {
-    return device_->Allocate(bytes, what);
-  }
-  bool IsHostMemory() const override { return device_->IsHostMemory(); }
-  StatusOr<DeviceMemory> AllocateHost(size_t bytes,
-                                      std::string_view what) override {
-    return device_->AllocateHost(bytes, what);
-  }
   StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind kind) override {
-    SHARD_ASSIGN_OR_RETURN(auto stream, device_->CreateStream(kind));
+    SHARD_ASSIGN_OR_RETURN(auto stream, device().CreateStream(kind));
     return Counting(std::move(stream));
   }
   StatusOr<std::shared_ptr<Stream>> WrapStream(void* native) override {
-    SHARD_ASSIGN_OR_RETURN(auto stream, device_->WrapStream(native));
+    SHARD_ASSIGN_OR_RETURN(auto stream, device().WrapStream(native));
     return std::shared_ptr<Stream>(Counting(std::move(stream)));
   }
-  StatusOr<std::string> LoadBlas() override { return device_->LoadBlas(); }
 
  private:
   std::unique_ptr<Stream> Counting(std::shared_ptr<Stream> stream) const {
     return std::make_unique<CountingStream>(std::move(stream), counts_);
   }
 
-  const std::shared_ptr<Device> device_;
   const std::shared_ptr<OperationCounts> counts_;
 };
 

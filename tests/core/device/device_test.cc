@@ -33,7 +33,8 @@ TEST(OpenDeviceTest, Names) {
 }
 
 TEST(OpenDeviceTest, RefusesWhatItDoesNotKnow) {
-  ExpectInvalid(OpenDevice("cuda"), {"'cuda'", "known: cpu, cpu-async"});
+  ExpectInvalid(OpenDevice("gpu"),
+                {"'gpu'", "known: cpu, cpu-async", "cuda:N"});
   ExpectInvalid(OpenDevice("CPU"), {"'CPU'", "known: cpu"});
   ExpectInvalid(OpenDevice("cpu:0"), {"'cpu:0'"});
   ExpectInvalid(OpenDevice("cpu-async:0"), {"'cpu-async:0'"});
@@ -51,7 +52,7 @@ TEST(OpenDeviceTest, RefusesWhatItDoesNotKnow) {
 class DeviceTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    auto device = OpenDevice(GetParam());
+    auto device = testing::OpenTestDevice(GetParam());
     ASSERT_OK(device);
     device_ = *std::move(device);
   }
@@ -59,8 +60,9 @@ class DeviceTest : public ::testing::TestWithParam<const char*> {
   std::shared_ptr<Device> device_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Devices, DeviceTest,
-                         ::testing::Values("cpu", "cpu-async"));
+INSTANTIATE_TEST_SUITE_P(
+    Devices, DeviceTest,
+    ::testing::ValuesIn(testing::DeviceSpecs({"cpu", "cpu-async"})));
 
 TEST_P(DeviceTest, MemoryIsZeroAlignedAndMoves) {
   for (const bool host : {false, true}) {

@@ -16,13 +16,14 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/device/gate.h"
 #include "tests/core/device/kernel_inputs.h"
+#include "tests/core/device/test_device.h"
 
 namespace shard::testing {
 
 class DevicesTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    auto device = OpenDevice(GetParam());
+    auto device = OpenTestDevice(GetParam());
     ASSERT_OK(device);
     device_ = *std::move(device);
     for (const StreamKind kind :

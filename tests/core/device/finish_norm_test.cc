@@ -54,8 +54,9 @@ class FinishNormTest : public testing::DevicesTest {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Devices, FinishNormTest,
-                         ::testing::Values("cpu", "cpu-async"));
+INSTANTIATE_TEST_SUITE_P(
+    Devices, FinishNormTest,
+    ::testing::ValuesIn(testing::DeviceSpecs({"cpu", "cpu-async"})));
 
 TEST_P(FinishNormTest, ClipsTheScaledGradients) {
   const struct {

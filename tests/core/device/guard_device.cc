@@ -12,6 +12,7 @@
 
 #include "core/comm/exchange.h"
 #include "core/device/stream.h"
+#include "tests/core/device/forwarding_device.h"
 #include "tests/core/device/guard_memory.h"
 
 namespace shard::testing {
@@ -24,6 +25,13 @@ template <typename T>
 T* Kernel(T* address, size_t count = 1) {
   if (count == 0) return address;
   return static_cast<T*>(const_cast<void*>(KernelMemory(address)));
+}
+
+// Returns the kernels' address of a block or of sums, which each thread of a
+// kernel reads: memory of the host would be slow.
+template <typename T>
+T* KernelTensor(T* address) {
+  return static_cast<T*>(const_cast<void*>(GuardedKernelMemory(address)));
 }
 
 // Gradients at their kernels' addresses.
@@ -115,24 +123,25 @@ class GuardStream final : public Stream {
 
   void AddToNorm(const UpdateList& list, size_t range, NormPass pass,
                  const StepBlock* block, NormSum* sum) override {
-    stream_->AddToNorm(Keep(list, range), 0, pass, Kernel(block), Kernel(sum));
+    stream_->AddToNorm(Keep(list, range), 0, pass, KernelTensor(block),
+                       KernelTensor(sum));
     EndKept();
   }
 
   void FinishNorm(NormPass pass, const NormSum* sums, size_t count,
                   StepBlock* block) override {
-    stream_->FinishNorm(pass, Kernel(sums), count, Kernel(block));
+    stream_->FinishNorm(pass, KernelTensor(sums), count, KernelTensor(block));
   }
 
   void Update(const UpdateList& list, size_t range, const StepBlock* block,
               const GradientSources* gradients) override {
     const UpdateList& kept = Keep(list, range);
     if (gradients == nullptr) {
-      stream_->Update(kept, 0, Kernel(block), nullptr);
+      stream_->Update(kept, 0, KernelTensor(block), nullptr);
     } else {
       const Sources sources(*gradients, list.ranges[range].count);
       const GradientSources given = sources.get();
-      stream_->Update(kept, 0, Kernel(block), &given);
+      stream_->Update(kept, 0, KernelTensor(block), &given);
     }
     EndKept();
   }
@@ -184,17 +193,18 @@ struct Held {
   const Addresses addresses;
 };
 
-class GuardDevice final : public Device {
+class GuardDevice final : public ForwardingDevice {
  public:
   GuardDevice(std::shared_ptr<Device> device,
               std::function<Status()> before_copy)
-      : device_(std::move(device)), before_copy_(std::move(before_copy)) {}
+      : ForwardingDevice(std::move(device)),
+        before_copy_(std::move(before_copy)) {}
 
   const std::string& name() const override { return name_; }
 
   StatusOr<DeviceMemory> Allocate(size_t bytes,
                                   std::string_view what) override {
-    SHARD_ASSIGN_OR_RETURN(DeviceMemory memory, device_->Allocate(bytes, what));
+    SHARD_ASSIGN_OR_RETURN(DeviceMemory memory, device().Allocate(bytes, what));
     if (bytes == 0) return memory;
     auto held = std::make_shared<Held<GuardedMemory>>(std::move(memory), what);
     return DeviceMemory(held->addresses.data(), bytes, held);
@@ -205,23 +215,21 @@ class GuardDevice final : public Device {
   StatusOr<DeviceMemory> AllocateHost(size_t bytes,
                                       std::string_view what) override {
     SHARD_ASSIGN_OR_RETURN(DeviceMemory memory,
-                           device_->AllocateHost(bytes, what));
+                           device().AllocateHost(bytes, what));
     if (bytes == 0) return memory;
     auto held = std::make_shared<Held<SharedMemory>>(std::move(memory));
     return DeviceMemory(held->memory.data(), bytes, held);
   }
 
   StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind kind) override {
-    SHARD_ASSIGN_OR_RETURN(auto stream, device_->CreateStream(kind));
+    SHARD_ASSIGN_OR_RETURN(auto stream, device().CreateStream(kind));
     return Guarded(std::move(stream));
   }
 
   StatusOr<std::shared_ptr<Stream>> WrapStream(void* native) override {
-    SHARD_ASSIGN_OR_RETURN(auto stream, device_->WrapStream(native));
+    SHARD_ASSIGN_OR_RETURN(auto stream, device().WrapStream(native));
     return std::shared_ptr<Stream>(Guarded(std::move(stream)));
   }
-
-  StatusOr<std::string> LoadBlas() override { return device_->LoadBlas(); }
 
  private:
   std::unique_ptr<Stream> Guarded(std::shared_ptr<Stream> stream) const {
@@ -229,7 +237,6 @@ class GuardDevice final : public Device {
   }
 
   const std::string name_ = "guard";
-  const std::shared_ptr<Device> device_;
   const std::function<Status()> before_copy_;
 };
 
@@ -332,8 +339,8 @@ class GuardCommunicator final : public Communicator {
   }
 
   StatusOr<std::shared_ptr<Communicator>> Duplicate(
-      std::string_view what, const Deadline& deadline) override {
-    SHARD_ASSIGN_OR_RETURN(auto made, comm_->Duplicate(what, deadline));
+      std::string_view what, bool direct, const Deadline& deadline) override {
+    SHARD_ASSIGN_OR_RETURN(auto made, comm_->Duplicate(what, direct, deadline));
     return GuardTensors(std::move(made));
   }
 

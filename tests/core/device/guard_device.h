@@ -8,8 +8,9 @@
 // alone.
 //
 // Kernels reach tensors and memory of AllocateHost. Given other memory of the
-// host, they end the process. Copies and fills take any memory: a host that
-// binds memory of its own to gradients has it filled with zeros, and on an
+// host, they end the process; so they do where the block of a step, or sums of
+// a norm, are not memory of Allocate. Copies and fills take any memory: a host
+// that binds memory of its own to gradients has it filled with zeros, and on an
 // accelerator that memory is the device's.
 //
 // Hosts cannot open it: tests give it to an engine as

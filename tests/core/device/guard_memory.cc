@@ -139,4 +139,11 @@ const void* KernelMemory(const void* address) {
   Die("a kernel was given memory of the host that it does not reach", address);
 }
 
+const void* GuardedKernelMemory(const void* address) {
+  const void* const kernels = KernelMemory(address);
+  if (kernels != address) return kernels;
+  Die("a kernel was given memory of the host where it needs the device's own",
+      address);
+}
+
 }  // namespace shard::testing

@@ -55,6 +55,8 @@ const void* KernelViewOf(const void* address);
 // The same for an address that only a kernel uses. Ends the process for memory
 // of the host that kernels of an accelerator do not reach.
 const void* KernelMemory(const void* address);
+// The same. Ends the process for memory that is not guarded, too.
+const void* GuardedKernelMemory(const void* address);
 
 template <typename T>
 T* KernelView(T* address) {

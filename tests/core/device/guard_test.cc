@@ -15,6 +15,7 @@
 #include "core/comm/communicator.h"
 #include "core/comm/exchange.h"
 #include "core/device/device.h"
+#include "core/device/step_block.h"
 #include "core/device/stream.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/device/guard_device.h"
@@ -115,7 +116,7 @@ TEST_F(GuardTest, RanksReachEachOthersTensors) {
       ASSERT_OK(one);
       EXPECT_EQ((*one)->region(0), (*one)->region(1));
       // By a collective, in an exchange of a communicator made from this one.
-      auto duplicate = comm->Duplicate("own", Soon());
+      auto duplicate = comm->Duplicate("own", /*direct=*/true, Soon());
       ASSERT_OK(duplicate);
       auto own = (*duplicate)->OpenExchange("tensors", Soon());
       ASSERT_OK(own);
@@ -141,6 +142,25 @@ TEST_F(GuardDeathTest, AKernelEndsTheProcessOnMemoryThatItDoesNotReach) {
   const float host = 1;
   EXPECT_DEATH(stream_->Narrow(DType::kBF16, &host, tensor.data(), 1, nullptr),
                "memory of the host that it does not reach");
+}
+
+// A kernel reads the block of a step and the sums of a norm in many threads.
+TEST_F(GuardDeathTest, AKernelEndsTheProcessOnABlockOrSumsOfTheHost) {
+  const auto allocate = [&](bool on_host, size_t bytes) {
+    auto memory = on_host ? device_->AllocateHost(bytes, "values")
+                          : device_->Allocate(bytes, "values");
+    EXPECT_OK(memory);
+    return *std::move(memory);
+  };
+  for (const bool block_on_host : {false, true}) {
+    const DeviceMemory block = allocate(block_on_host, sizeof(StepBlock));
+    const DeviceMemory sums = allocate(!block_on_host, sizeof(NormSum));
+    EXPECT_DEATH(
+        stream_->FinishNorm(NormPass::kFirst,
+                            reinterpret_cast<const NormSum*>(sums.data()), 1,
+                            reinterpret_cast<StepBlock*>(block.data())),
+        "memory of the host where it needs the device's own");
+  }
 }
 
 }  // namespace

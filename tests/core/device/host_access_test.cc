@@ -19,6 +19,7 @@
 #include "tests/core/device/gate.h"
 #include "tests/core/device/guard_device.h"
 #include "tests/core/device/guard_memory.h"
+#include "tests/core/device/test_device.h"
 
 namespace shard::host_access_test {
 namespace {
@@ -26,7 +27,7 @@ namespace {
 Deadline Soon() { return Deadline::After(60); }
 
 std::shared_ptr<Device> Guarded(const char* spec) {
-  auto device = OpenDevice(spec);
+  auto device = testing::OpenTestDevice(spec);
   EXPECT_OK(device);
   return testing::GuardTensors(*std::move(device));
 }
@@ -51,7 +52,7 @@ class HostAccessTest : public ::testing::TestWithParam<const char*> {
       device_ = Guarded(GetParam() + 6);
       return;
     }
-    auto device = OpenDevice(spec);
+    auto device = testing::OpenTestDevice(spec);
     ASSERT_OK(device);
     device_ = *std::move(device);
   }
@@ -71,10 +72,11 @@ class HostAccessTest : public ::testing::TestWithParam<const char*> {
   std::shared_ptr<Device> device_;
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Devices, HostAccessTest,
-    ::testing::Values("cpu", "cpu-async?max_delay=0.0005&seed=3", "guard cpu",
-                      "guard cpu-async?max_delay=0.0005&seed=3"));
+INSTANTIATE_TEST_SUITE_P(Devices, HostAccessTest,
+                         ::testing::ValuesIn(testing::DeviceSpecs(
+                             {"cpu", "cpu-async?max_delay=0.0005&seed=3",
+                              "guard cpu",
+                              "guard cpu-async?max_delay=0.0005&seed=3"})));
 
 // Sizes around those of staging memory and of its halves, in bytes.
 TEST_P(HostAccessTest, FetchesWhatWasStored) {
@@ -196,8 +198,8 @@ TEST_P(HostAccessTest, GivesKernelsTheValuesOfTheHost) {
 }
 
 TEST_P(HostAccessTest, IsInPlaceOnlyWhereTensorsAreTheHosts) {
-  const bool guarded = std::string(GetParam()).starts_with("guard ");
-  EXPECT_EQ(OpenNow(device_.get())->in_place(), !guarded);
+  const bool is_host = std::string(GetParam()).starts_with("cpu");
+  EXPECT_EQ(OpenNow(device_.get())->in_place(), is_host);
 }
 
 // An error stays with the stream of a copy, so that stream must serve no other

@@ -118,7 +118,7 @@ struct Latched {
     block.clip_value = 0.3;
     block.seed = 17;
     block.random_step = 5;
-    block.rows = &row;
+    block.SetRows(&row, nullptr);
   }
   Latched(const Latched&) = delete;
   Latched& operator=(const Latched&) = delete;

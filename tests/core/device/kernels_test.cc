@@ -27,8 +27,9 @@ using testing::Values;
 
 class KernelsTest : public testing::DevicesTest {};
 
-INSTANTIATE_TEST_SUITE_P(Devices, KernelsTest,
-                         ::testing::Values("cpu", "cpu-async"));
+INSTANTIATE_TEST_SUITE_P(
+    Devices, KernelsTest,
+    ::testing::ValuesIn(testing::DeviceSpecs({"cpu", "cpu-async"})));
 
 TEST_P(KernelsTest, SumGradients) {
   const std::vector<float> one = Values(kCount, 1);

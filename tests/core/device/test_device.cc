@@ -2,10 +2,12 @@
 
 #include "tests/core/device/test_device.h"
 
+#include <cstdlib>
 #include <string>
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/device/cuda/cuda_device.h"
 
 namespace shard::testing {
 
@@ -23,15 +25,41 @@ bool TakeAsyncHost(std::string* spec) {
   return false;
 }
 
+class HostThreadDevice final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+
+  StatusOr<std::shared_ptr<Stream>> WrapStream(void* native) override {
+    if (native != nullptr) return device().WrapStream(native);
+    SHARD_ASSIGN_OR_RETURN(const auto cpu, OpenDevice("cpu"));
+    return cpu->WrapStream(nullptr);
+  }
+};
+
+class UnsharedDevice final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+
+  bool ReachesSharedMemory() const override { return false; }
+};
+
 }  // namespace
 
+std::shared_ptr<Device> WithHostThread(std::shared_ptr<Device> device) {
+  return std::make_shared<HostThreadDevice>(std::move(device));
+}
+
+std::shared_ptr<Device> WithoutSharedMemory(std::shared_ptr<Device> device) {
+  return std::make_shared<UnsharedDevice>(std::move(device));
+}
+
 AsyncHostDevice::AsyncHostDevice(std::shared_ptr<Device> device)
-    : device_(std::move(device)),
-      name_(StrCat(device_->name(), "&host=async")) {}
+    : ForwardingDevice(std::move(device)),
+      name_(StrCat(ForwardingDevice::name(), "&host=async")) {}
 
 StatusOr<std::shared_ptr<Stream>> AsyncHostDevice::CreateHostStream() {
   SHARD_ASSIGN_OR_RETURN(auto stream,
-                         device_->CreateStream(StreamKind::kCompute));
+                         device().CreateStream(StreamKind::kCompute));
   return std::shared_ptr<Stream>(std::move(stream));
 }
 
@@ -58,7 +86,24 @@ StatusOr<std::shared_ptr<Stream>> AsyncHostDevice::WrapStream(void* native) {
                          "null");
 }
 
+bool TestsAreOn(std::string_view device) {
+  const char* const named = std::getenv("SHARD_TEST_DEVICE");
+  return named != nullptr && named == device;
+}
+
+std::vector<const char*> DeviceSpecs(std::initializer_list<const char*> usual) {
+  if (TestsAreOn("fake_cuda")) return {"cuda:0"};
+  return usual;
+}
+
 StatusOr<std::shared_ptr<Device>> OpenTestDevice(std::string_view spec) {
+  if (spec.starts_with("cuda:")) return cuda::OpenDevice(spec.substr(5));
+  constexpr std::string_view kUnshared = "unshared:";
+  if (spec.starts_with(kUnshared)) {
+    SHARD_ASSIGN_OR_RETURN(auto device,
+                           OpenTestDevice(spec.substr(kUnshared.size())));
+    return WithoutSharedMemory(std::move(device));
+  }
   std::string text(spec);
   const bool async_host = TakeAsyncHost(&text);
   SHARD_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, OpenDevice(text));

@@ -8,7 +8,7 @@
 #ifndef SHARD_TESTS_CORE_DEVICE_TEST_DEVICE_H_
 #define SHARD_TESTS_CORE_DEVICE_TEST_DEVICE_H_
 
-#include <cstddef>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,13 +17,14 @@
 
 #include "core/base/status.h"
 #include "core/device/device.h"
+#include "tests/core/device/forwarding_device.h"
 
 namespace shard::testing {
 
 // A device whose hosts make streams of their own. WrapStream returns those
 // streams themselves: the usual one, or the one at the address that is given.
 // They live as long as the device, or longer.
-class AsyncHostDevice final : public Device {
+class AsyncHostDevice final : public ForwardingDevice {
  public:
   // All but the host's streams are those of `device`.
   explicit AsyncHostDevice(std::shared_ptr<Device> device);
@@ -32,35 +33,41 @@ class AsyncHostDevice final : public Device {
   StatusOr<Stream*> MakeHostStream();
 
   const std::string& name() const override { return name_; }
-  StatusOr<DeviceMemory> Allocate(size_t bytes,
-                                  std::string_view what) override {
-    return device_->Allocate(bytes, what);
-  }
-  bool IsHostMemory() const override { return device_->IsHostMemory(); }
-  StatusOr<DeviceMemory> AllocateHost(size_t bytes,
-                                      std::string_view what) override {
-    return device_->AllocateHost(bytes, what);
-  }
-  StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind kind) override {
-    return device_->CreateStream(kind);
-  }
   StatusOr<std::shared_ptr<Stream>> WrapStream(void* native) override;
-  StatusOr<std::string> LoadBlas() override { return device_->LoadBlas(); }
 
  private:
   StatusOr<std::shared_ptr<Stream>> CreateHostStream();
 
-  const std::shared_ptr<Device> device_;
   const std::string name_;
   std::mutex mutex_;
   std::shared_ptr<Stream> usual_;              // GUARDED_BY(mutex_)
   std::vector<std::shared_ptr<Stream>> made_;  // GUARDED_BY(mutex_)
 };
 
-// Opens a device as OpenDevice does, which knows no host=async:
+// Returns `device` for hosts that work in their threads: its usual host stream
+// blocks the thread until the device is done, as on "cpu". So a test of a GPU
+// may read and write tensors, where they lie in memory of a fake, between
+// calls.
+std::shared_ptr<Device> WithHostThread(std::shared_ptr<Device> device);
+
+// Returns `device` for ranks that share no tensors: it does not reach the
+// memory that the ranks of a host share, as a GPU does not.
+std::shared_ptr<Device> WithoutSharedMemory(std::shared_ptr<Device> device);
+
+// Opens a device as OpenDevice does, which does not know these:
 //   cpu-async?host=async   An AsyncHostDevice; with the other parameters of
 //                          cpu-async as well.
+//   unshared:SPEC          The device of SPEC, without shared memory.
+//   cuda:N                 The device in this program, and not in
+//                          libshard_cuda.so.
 StatusOr<std::shared_ptr<Device>> OpenTestDevice(std::string_view spec);
+
+// Whether SHARD_TEST_DEVICE in the environment names `device`.
+bool TestsAreOn(std::string_view device);
+
+// Returns the devices that a suite is instantiated with: `usual`, or "cuda:0"
+// where the tests are on the fake of CUDA's driver ("fake_cuda").
+std::vector<const char*> DeviceSpecs(std::initializer_list<const char*> usual);
 
 }  // namespace shard::testing
 

@@ -30,7 +30,7 @@ TEST_P(BoundOrderTest, BoundGradientsAreCopiedBeforeTheHostsNextWrites) {
   for (const int stage : {1, 2}) {
     ExpectOrder(RunOf(stage, GetParam()), [&](AsyncHost* host) {
       // Whole gradients that ranks see are copied in the step.
-      const bool copied = stage == 2 || !host->engine().comm()->direct();
+      const bool copied = stage == 2 || !host->engine().SharesTensors();
       host->BindAll();
       for (int step = 1; step <= 2; ++step) {
         ASSERT_OK(host->engine().ZeroGrad());

@@ -8,6 +8,8 @@
 //             HostAccess alone.
 //   async     "cpu-async" instead of "cpu": the thread sanitizer then sees each
 //             edge between streams that is missing.
+//   fake_cuda "cuda:0" instead of "cpu", on a fake of CUDA's driver, which sees
+//             each such edge as well.
 //
 // Tests read and write tensors at KernelView's addresses, as a host's kernels
 // do.
@@ -15,7 +17,6 @@
 #ifndef SHARD_TESTS_CORE_ENGINE_CREATE_ENGINE_H_
 #define SHARD_TESTS_CORE_ENGINE_CREATE_ENGINE_H_
 
-#include <cstdlib>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -27,11 +28,7 @@
 
 namespace shard {
 
-// Whether SHARD_TEST_DEVICE names `device`.
-inline bool TestsAreOn(std::string_view device) {
-  const char* const named = std::getenv("SHARD_TEST_DEVICE");
-  return named != nullptr && named == device;
-}
+using testing::TestsAreOn;
 
 inline StatusOr<std::unique_ptr<Engine>> CreateEngine(
     std::shared_ptr<const Plan> plan, const std::shared_ptr<Communicator>& comm,
@@ -42,10 +39,18 @@ inline StatusOr<std::unique_ptr<Engine>> CreateEngine(
         (options->device.empty() || options->device == "cpu")) {
       options->device = "cpu-async";
     }
+    const bool gpu = TestsAreOn("fake_cuda") &&
+                     options->opened_device == nullptr &&
+                     (options->device.empty() || options->device == "cpu");
+    if (gpu) options->device = "cuda:0";
     if (options->opened_device == nullptr) {
       // A wrong spec is left to the engine.
       auto device = testing::OpenTestDevice(options->device);
       if (device.ok()) options->opened_device = *std::move(device);
+      if (device.ok() && gpu) {
+        options->opened_device =
+            testing::WithHostThread(options->opened_device);
+      }
     }
     if (guard && options->opened_device != nullptr) {
       options->opened_device =

@@ -20,6 +20,8 @@
 #include "core/optim/groups.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/temp_folder.h"
+#include "tests/core/device/forwarding_device.h"
+#include "tests/core/device/test_device.h"
 #include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/thread_ranks.h"
 
@@ -230,6 +232,38 @@ TEST(DesyncTest, OwnersAreNamed) {
                          "rank 1, rank 1 has rank 2"),
             std::string::npos)
       << message;
+}
+
+// Ranks whose devices reach the memory that ranks share have tensors there;
+// others move their tensors.
+TEST(DesyncTest, DevicesAreNamed) {
+  class OfKind final : public testing::ForwardingDevice {
+   public:
+    using ForwardingDevice::ForwardingDevice;
+    DeviceId id() const override { return {DeviceId::Kind::kCuda, 0}; }
+  };
+  const auto message_with = [](const std::shared_ptr<Device>& odd) {
+    return DesyncOf(
+        [&](const auto& comm) {
+          const auto plan = PlanOf(Inputs());
+          EXPECT_OK(plan);
+          EngineOptions options;
+          options.opened_device = comm->rank() == 2 ? odd : *OpenDevice("cpu");
+          return CreateEngine(*plan, comm, options).status();
+        },
+        2, "");
+  };
+  const auto cpu = *OpenDevice("cpu");
+  const std::string reach = message_with(testing::WithoutSharedMemory(cpu));
+  EXPECT_NE(reach.find("the ranks differ in the engine's options: device "
+                       "reaches shared memory: rank 0 has yes, rank 2 has no"),
+            std::string::npos)
+      << reach;
+  const std::string kind = message_with(std::make_shared<OfKind>(cpu));
+  EXPECT_NE(kind.find("the ranks differ in the engine's options: kind of "
+                      "device: rank 0 has cpu, rank 2 has cuda"),
+            std::string::npos)
+      << kind;
 }
 
 TEST(DesyncTest, EveryOptionOfAnEngineIsNamed) {

@@ -86,7 +86,7 @@ class ExactTrainer {
         plan_(engine->plan()),
         rank_(engine->comm()->rank()),
         turned_(training.shuffled && rank_ % 2 == 1),
-        gathers_(plan_.shards_params() && !engine->comm()->direct()) {}
+        gathers_(plan_.shards_params() && !engine->SharesTensors()) {}
 
   // Returns the first failure, or "" if there is none so far.
   const std::string& failure() const { return failure_; }
@@ -311,8 +311,9 @@ inline std::string TrainExactly(const ExactTraining& training) {
           failure = made.status().ToString();
           return;
         }
-        if ((*made)->Memory().HostTotal(1, comm->direct()) !=
-            plan.Memory(comm->direct()).HostTotal(1, comm->direct())) {
+        const bool shares = (*made)->SharesTensors();
+        if ((*made)->Memory().HostTotal(1, shares) !=
+            plan.Memory(shares).HostTotal(1, shares)) {
           failure = "memory is not as planned";
         }
         if (training.prepare != nullptr) training.prepare(made->get());

@@ -6,4 +6,22 @@
 SHARD_TEST_DEVICE="$1"
 export SHARD_TEST_DEVICE
 shift
-exec "$@"
+if [ "$SHARD_TEST_DEVICE" = fake_cuda ]; then
+  # Where dlopen finds libcuda.so.1. The program fails if the fake has seen work
+  # without an order.
+  LD_LIBRARY_PATH="$PWD/tests/fake_cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+  SHARD_FAKE_CUDA_STRICT=1
+  export LD_LIBRARY_PATH SHARD_FAKE_CUDA_STRICT
+fi
+# The test filter of Bazel, which --gtest_filter would override, comes before the
+# tests that are left out.
+program="$1"
+shift
+case "${1-}" in
+  --gtest_filter=-*)
+    left_out="${1#--gtest_filter=}"
+    shift
+    set -- "--gtest_filter=${TESTBRIDGE_TEST_ONLY:-*}$left_out" "$@"
+    ;;
+esac
+exec "$program" "$@"

@@ -83,7 +83,7 @@ TEST_F(RuntimeOrderTest, EagerUpdatesComeAfterEarlierComputation) {
   input.step = 1;
   input.gradient_scale = 1;
   Set(&runtime_->compute(), param(), 16);
-  runtime_->stepper().Begin(input);
+  runtime_->stepper().Begin(input, Soon());
   runtime_->queue().Run(0, [&](Stream* queue) {
     return runtime_->stepper().UpdateEagerly(
         runtime_->plan()->buffers()[0].unit, nullptr, queue);
@@ -102,7 +102,7 @@ TEST_F(RuntimeOrderTest, TheRestOfABegunStepComesAfterEagerUpdates) {
   ASSERT_NE(buffers.front().plan->unit, buffers.back().plan->unit);
   auto* const rest = static_cast<float*>(buffers.back().ParamAt(0));
   *rest = 8;
-  runtime_->stepper().Begin(input);
+  runtime_->stepper().Begin(input, Soon());
   Gate gate;
   float seen = 0;
   runtime_->queue().Run(0, [&](Stream* queue) {

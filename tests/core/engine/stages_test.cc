@@ -238,6 +238,40 @@ TEST_P(StagesTest, GiveTheSameBits) {
   }
 }
 
+// Where ranks share memory that their devices do not reach, tensors move, and
+// each rank has the memory of a rank that is alone on its host.
+TEST(UnsharedTest, GivesTheSameBitsInMemoryOfTheRanksOwn) {
+  constexpr int kRanks = 3;
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const char* const device :
+         {"unshared:cpu",
+          "unshared:cpu-async?max_delay=0.0002&seed=10&host=async"}) {
+      SCOPED_TRACE(StrCat("stage ", stage, " ", device));
+      UnitTraining training =
+          TrainingOf({.stage = stage, .device = device}, kRanks);
+      training.step.max_grad_norm = 1;
+      ExpectSharding(training);
+      EXPECT_EQ(TrainUnits(training), PlainResult(kRanks, 1));
+      const auto plan = PlanOf(training);
+      ASSERT_TRUE(plan.ok());
+      RunThreadRanks(kRanks, [&](const auto& comm) {
+        EXPECT_TRUE(comm->direct());
+        auto engine = CreateEngine(*plan, comm, training.engine);
+        ASSERT_TRUE(engine.ok()) << engine.status().ToString();
+        EXPECT_FALSE((*engine)->SharesTensors());
+        const MemoryReport measured = (*engine)->Memory();
+        const MemoryReport planned = (*plan)->Memory(false);
+        EXPECT_EQ(measured.param_bytes, planned.param_bytes);
+        EXPECT_EQ(measured.grad_bytes, planned.grad_bytes);
+        EXPECT_EQ(measured.state_bytes, planned.state_bytes);
+        EXPECT_EQ(measured.workspace_bytes, planned.workspace_bytes);
+        EXPECT_EQ(measured.transient_bytes, planned.transient_bytes);
+        EXPECT_EQ(measured.HostTotal(1, false), planned.HostTotal(1, false));
+      });
+    }
+  }
+}
+
 // Expects |a - b| to be at most `tolerance` times the largest element of the
 // tensor.
 void ExpectNear(const std::vector<std::vector<float>>& a,

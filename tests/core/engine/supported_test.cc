@@ -13,8 +13,10 @@
 #include <vector>
 
 #include "core/base/element_type.h"
+#include "core/collectives/collectives.h"
 #include "core/engine/params/replan.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/device/guard_device.h"
 #include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/core/engine/unit_training.h"
@@ -43,6 +45,7 @@ std::shared_ptr<const Plan> PlanWith(int64_t bytes) {
 TEST(SupportedTest, HostTensorsNeedMemoryOnce) {
   constexpr uint64_t kHostTensor = 5 * kPageBytes;
   const auto plan = PlanWith(kHostTensor);
+  const std::shared_ptr<Device> cpu = *OpenDevice("cpu");
   for (const char* link : {"", "direct=0"}) {
     SCOPED_TRACE(link);
     RunThreadRanks(
@@ -50,25 +53,41 @@ TEST(SupportedTest, HostTensorsNeedMemoryOnce) {
         [&](const auto& comm) {
           const auto engine = CreateEngine(plan, comm);
           ASSERT_OK(engine);
-          const uint64_t taken =
-              (*engine)->Memory().HostTotal(kWorldSize, comm->direct());
-          EXPECT_EQ(HostBytesToAllocate(*plan, *comm, nullptr), taken);
-          EXPECT_EQ(HostBytesToAllocate(*plan, *comm, plan.get()),
+          const uint64_t taken = (*engine)->Memory().HostTotal(
+              kWorldSize, (*engine)->SharesTensors());
+          EXPECT_EQ(HostBytesToAllocate(*plan, *comm, *cpu, nullptr), taken);
+          EXPECT_EQ(HostBytesToAllocate(*plan, *comm, *cpu, plan.get()),
                     taken - kWorldSize * kHostTensor);
         },
         30, link);
   }
 }
 
+// Collectives of tensors that the host does not reach have staging memory, once
+// for all plans of an engine.
+TEST(SupportedTest, StagingMemoryIsNeededOnce) {
+  const auto plan = PlanWith(5 * kPageBytes);
+  const std::shared_ptr<Device> cpu = *OpenDevice("cpu");
+  const std::shared_ptr<Device> guard = testing::GuardTensors(cpu);
+  RunThreadRanks(kWorldSize, [&](const auto& comm) {
+    EXPECT_EQ(HostBytesToAllocate(*plan, *comm, *guard, nullptr),
+              HostBytesToAllocate(*plan, *comm, *cpu, nullptr) +
+                  kWorldSize * StagingBytes(kWorldSize));
+    EXPECT_EQ(HostBytesToAllocate(*plan, *comm, *guard, plan.get()),
+              HostBytesToAllocate(*plan, *comm, *cpu, plan.get()));
+  });
+}
+
 // No machine has the memory of this host tensor; an engine that has it already
 // may change its plan.
 TEST(SupportedTest, AChangeOfThePlanAsksForNoHostTensors) {
   const auto plan = PlanWith(int64_t{1} << 50);
+  const std::shared_ptr<Device> cpu = *OpenDevice("cpu");
   RunThreadRanks(kWorldSize, [&](const auto& comm) {
-    ExpectError(CheckSupported(*plan, *comm, nullptr),
+    ExpectError(CheckSupported(*plan, *comm, *cpu, nullptr),
                 StatusCode::kResourceExhausted,
                 {"of memory are needed on this host", "ZeRO stage"});
-    EXPECT_OK(CheckSupported(*plan, *comm, plan.get()));
+    EXPECT_OK(CheckSupported(*plan, *comm, *cpu, plan.get()));
   });
 }
 

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ForwardingDevice: a base of devices of tests that change some of another
+// device's methods.
+
+#ifndef SHARD_TESTS_CORE_DEVICE_FORWARDING_DEVICE_H_
+#define SHARD_TESTS_CORE_DEVICE_FORWARDING_DEVICE_H_
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "core/base/status.h"
+#include "core/device/device.h"
+
+namespace shard::testing {
+
+class ForwardingDevice : public Device {
+ public:
+  explicit ForwardingDevice(std::shared_ptr<Device> device)
+      : device_(std::move(device)) {}
+
+  const std::string& name() const override { return device_->name(); }
+  DeviceId id() const override { return device_->id(); }
+  StatusOr<DeviceMemory> Allocate(size_t bytes,
+                                  std::string_view what) override {
+    return device_->Allocate(bytes, what);
+  }
+  bool IsHostMemory() const override { return device_->IsHostMemory(); }
+  bool ReachesSharedMemory() const override {
+    return device_->ReachesSharedMemory();
+  }
+  StatusOr<DeviceMemory> AllocateHost(size_t bytes,
+                                      std::string_view what) override {
+    return device_->AllocateHost(bytes, what);
+  }
+  StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind kind) override {
+    return device_->CreateStream(kind);
+  }
+  StatusOr<std::shared_ptr<Stream>> WrapStream(void* native) override {
+    return device_->WrapStream(native);
+  }
+  Status Prepare(UpdateList* list) override { return device_->Prepare(list); }
+  StatusOr<std::string> LoadBlas() override { return device_->LoadBlas(); }
+
+ protected:
+  Device& device() const { return *device_; }
+
+ private:
+  const std::shared_ptr<Device> device_;
+};
+
+}  // namespace shard::testing
+
+#endif  // SHARD_TESTS_CORE_DEVICE_FORWARDING_DEVICE_H_
