@@ -241,6 +241,30 @@ shard_error* shard_engine_step(shard_engine* engine,
   });
 }
 
+shard_error* shard_devices_json(char* buffer, size_t capacity,
+                                size_t* length) noexcept {
+  if (length != nullptr) *length = 0;
+  return Guard([&] {
+    return shard::api::CopyText(shard::DescribeDevices(), buffer, capacity,
+                                length);
+  });
+}
+
+shard_error* shard_engine_device(const shard_engine* engine,
+                                 shard_device_kind* kind,
+                                 int32_t* ordinal) noexcept {
+  return Guard([&]() -> Status {
+    if (kind != nullptr) *kind = 0;
+    if (ordinal != nullptr) *ordinal = 0;
+    SHARD_API_REQUIRE(kind);
+    SHARD_API_REQUIRE_HANDLE(engine);
+    const shard::DeviceId device = engine->engine->device();
+    *kind = static_cast<shard_device_kind>(device.kind);
+    if (ordinal != nullptr) *ordinal = device.ordinal;
+    return Status();
+  });
+}
+
 shard_error* shard_engine_set_stream(shard_engine* engine,
                                      void* stream) noexcept {
   const HostCall::Scope call(HostCallOf(CommOf(engine)), __func__);
@@ -343,9 +367,13 @@ shard_error* shard_engine_memory(const shard_engine* engine,
     SHARD_API_REQUIRE(memory);
     SHARD_RETURN_IF_ERROR(shard::api::ClearResult("shard_memory", memory));
     SHARD_API_REQUIRE_HANDLE(engine);
-    const shard::Communicator& comm = *engine->engine->comm();
-    shard::api::WriteMemory(engine->engine->Memory(), comm.local_world_size(),
-                            comm.direct(), memory);
+    const shard::Engine& made = *engine->engine;
+    const shard::Communicator& comm = *made.comm();
+    shard::api::WriteMemory(
+        made.Memory(),
+        {comm.world_size(), comm.local_world_size(), comm.direct(),
+         made.SharesTensors(), made.device().kind},
+        memory);
     return Status();
   });
 }

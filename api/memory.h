@@ -7,31 +7,51 @@
 
 #include "api/options.h"
 #include "core/base/status.h"
+#include "core/collectives/collectives.h"
 #include "core/comm/control_bytes.h"
+#include "core/device/device.h"
 #include "core/engine/transfer/agreement.h"
 #include "core/flat/plan.h"
 #include "shard/shard.h"
 
 namespace shard::api {
 
-// Writes predicted or measured memory. `report` is that of one rank, on a host
-// with `ranks` of them. A CPU's memory is the host's, so nothing is counted as
-// the device's own. REQUIRES: ClearResult succeeded.
-inline void WriteMemory(const MemoryReport& report, int ranks,
-                        bool shares_memory, shard_memory* memory) {
-  // The host's communicator, the engine's, and the engine's exchange of
-  // tensors.
-  constexpr uint64_t kCommunicators = 3;
+// Where the ranks of an engine are.
+struct Placement {
+  int world_size;
+  int ranks_per_host;
+  bool shares_memory;   // The host's communicator does: Communicator::direct().
+  bool shares_tensors;  // As Engine::SharesTensors.
+  DeviceId::Kind device;
+};
+
+// Writes predicted or measured memory. `report` is that of one rank. A CPU's
+// memory is the host's, so nothing is counted as the device's own. REQUIRES:
+// ClearResult succeeded.
+inline void WriteMemory(const MemoryReport& report, const Placement& placement,
+                        shard_memory* memory) {
+  const int ranks = placement.ranks_per_host;
   shard_memory result = SHARD_MEMORY_INIT;
   result.param_bytes = report.param_bytes;
   result.grad_bytes = report.grad_bytes;
   result.state_bytes = report.state_bytes;
   result.workspace_bytes = report.workspace_bytes;
   result.transient_bytes = report.transient_bytes;
-  result.host_bytes = report.HostTotal(ranks, shares_memory);
+  if (placement.device == DeviceId::Kind::kCpu) {
+    result.host_bytes = report.HostTotal(ranks, placement.shares_tensors);
+  } else {
+    const MemoryReport pinned = {
+        .host_tensor_bytes = report.host_tensor_bytes +
+                             RoundUpToPage(StagingBytes(placement.world_size))};
+    result.device_bytes = report.DeviceTotal();
+    result.host_bytes = pinned.HostTotal(ranks, false);
+    result.pinned_bytes = result.host_bytes;
+  }
   result.model_buffer_bytes = report.host_tensor_bytes;
-  // And the proposals of the engine's ranks.
-  result.control_bytes = kCommunicators * ControlBytes(ranks, shares_memory) +
+  // The host's communicator; the engine's, and its exchange of tensors; the
+  // proposals of the engine's ranks.
+  result.control_bytes = ControlBytes(ranks, placement.shares_memory) +
+                         2 * ControlBytes(ranks, placement.shares_tensors) +
                          NoticesBytes(ranks, sizeof(Proposal));
   WriteResult(result, memory);
 }

@@ -31,6 +31,7 @@ using shard::Status;
 using shard::api::CheckId;
 using shard::api::CheckStored;
 using shard::api::Guard;
+using shard::api::Placement;
 using shard::api::ReadFlag;
 
 Status ReadUnits(const shard_plan_options& read, PlanOptions* options) {
@@ -122,11 +123,6 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
   return options;
 }
 
-struct Placement {
-  int ranks_per_host;
-  bool shares_memory;
-};
-
 shard::StatusOr<Placement> ToPlacement(const shard::Plan& plan,
                                        const shard_placement* given) {
   shard_placement read;
@@ -140,13 +136,16 @@ shard::StatusOr<Placement> ToPlacement(const shard::Plan& plan,
   }
   SHARD_ASSIGN_OR_RETURN(const bool separate,
                          ReadFlag("separate_memory", read.separate_memory));
-  if (read.device != nullptr) {
-    SHARD_RETURN_IF_ERROR(shard::OpenDevice(read.device).status());
-  }
   Placement placement;
+  placement.world_size = ranks;
+  SHARD_ASSIGN_OR_RETURN(
+      placement.device,
+      shard::KindOfDevice(read.device == nullptr ? "" : read.device));
   placement.ranks_per_host =
       read.ranks_per_host == 0 ? ranks : read.ranks_per_host;
   placement.shares_memory = placement.ranks_per_host == ranks && !separate;
+  placement.shares_tensors = placement.shares_memory &&
+                             placement.device == shard::DeviceId::Kind::kCpu;
   return placement;
 }
 
@@ -250,8 +249,8 @@ shard_error* shard_plan_memory(const shard_plan* plan,
     SHARD_API_REQUIRE(plan);
     SHARD_ASSIGN_OR_RETURN(const Placement read,
                            ToPlacement(*plan->plan, placement));
-    shard::api::WriteMemory(plan->plan->Memory(read.shares_memory),
-                            read.ranks_per_host, read.shares_memory, memory);
+    shard::api::WriteMemory(plan->plan->Memory(read.shares_tensors), read,
+                            memory);
     return Status();
   });
 }

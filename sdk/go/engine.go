@@ -313,6 +313,17 @@ func (e *Engine) Memory() (Memory, error) {
 // its tensors end. Local.
 func (e *Engine) Close() error { return e.h.close() }
 
+// DevicesJSON describes the accelerators of this machine, and why one cannot be
+// used, for programs: engine.h has the keys. It opens each for a moment.
+func DevicesJSON() (string, error) {
+	if err := checkLibrary(); err != nil {
+		return "", err
+	}
+	return readText(func(buffer *C.char, capacity C.size_t, length *C.size_t) error {
+		return takeError(C.shard_devices_json(buffer, capacity, length))
+	})
+}
+
 // ScheduleLR computes the learning rate of a step, which counts from 1, such as
 // of "cosine?lr=3e-4&warmup=2000&total=100000".
 func ScheduleLR(schedule string, step int64) (float64, error) {

@@ -91,6 +91,25 @@ func (e *Engine) LastReport() (StepReport, error) {
 	return stepReport(&report), err
 }
 
+// DeviceKind is where tensors lie, in the codes of DLPack.
+type DeviceKind int32
+
+const (
+	DeviceCPU  DeviceKind = C.SHARD_DEVICE_CPU  // The host's memory.
+	DeviceCUDA DeviceKind = C.SHARD_DEVICE_CUDA // A GPU's.
+)
+
+// Device gets where the engine's tensors lie: the kind, and the number of the device
+// among those of its kind.
+func (e *Engine) Device() (DeviceKind, int, error) {
+	var kind C.shard_device_kind
+	var ordinal C.int32_t
+	err := e.do(func(engine *C.shard_engine) *C.shard_error {
+		return C.shard_engine_device(engine, &kind, &ordinal)
+	})
+	return DeviceKind(kind), int(ordinal), err
+}
+
 // SetStream sets the stream on which the program enqueues its own work, in the
 // device's own form; nil is the device's usual one. The stream must live until the
 // engine is closed, or another one is set.

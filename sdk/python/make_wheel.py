@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the Python package's wheel, which carries libshard.so.0.
 
-    sdk/python/make_wheel.py --library PATH --output FOLDER
+    sdk/python/make_wheel.py --library PATH --plugin PATH --output FOLDER
 
 prints the wheel's path. pip installs the wheel without a network (--no-index),
 for any Python 3.9 or newer on Linux with the C libraries that the wheel's
@@ -79,13 +79,14 @@ def needs(library):
     return " and ".join(parts)
 
 
-def contents(library):
+def contents(library, plugin):
     """Returns the name of the wheel, and its files but for RECORD."""
     tag = f"py3-none-linux_{platform.machine()}"
     info = f"libshard-{version()}.dist-info"
     files = {str(path.relative_to(HERE)): path.read_bytes()
              for path in sorted((HERE / "shard").rglob("*.py"))}
     files["shard/lib/libshard.so.0"] = stripped(library)
+    files["shard/lib/libshard_cuda.so"] = stripped(plugin)
     files[f"{info}/METADATA"] = METADATA.format(
         version=version(), machine=platform.machine(),
         needs=needs(library)).encode()
@@ -108,7 +109,7 @@ def write(path, files):
             entry = zipfile.ZipInfo(name, EPOCH)
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.create_system = 3  # Unix, whose modes these are.
-            mode = 0o755 if name.endswith(".so.0") else 0o644
+            mode = 0o755 if ".so" in name else 0o644
             entry.external_attr = (0o100000 | mode) << 16
             archive.writestr(entry, data, compresslevel=6)
 
@@ -117,9 +118,10 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--library", required=True, type=pathlib.Path)
+    parser.add_argument("--plugin", required=True, type=pathlib.Path)
     parser.add_argument("--output", required=True, type=pathlib.Path)
     arguments = parser.parse_args()
-    name, info, files = contents(arguments.library)
+    name, info, files = contents(arguments.library, arguments.plugin)
     files[f"{info}/RECORD"] = record(info, files).encode()
     arguments.output.mkdir(parents=True, exist_ok=True)
     path = arguments.output / name

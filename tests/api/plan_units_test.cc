@@ -262,6 +262,18 @@ TEST(PlanUnitsTest, MemoryByPlacement) {
   ASSERT_OK(shard_plan_memory(plan.get(), &hosts, &half));
   EXPECT_EQ(half.param_bytes, unshared.param_bytes);
   EXPECT_EQ(half.host_bytes * 2, unshared.host_bytes);
+
+  // GPUs do not reach the memory that ranks share. Collectives pass their
+  // tensors through 4 MiB of each rank. The host's communicator shares memory.
+  shard_placement gpus = SHARD_PLACEMENT_INIT;
+  gpus.device = "cuda:0";
+  shard_memory on_gpus = SHARD_MEMORY_INIT;
+  ASSERT_OK(shard_plan_memory(plan.get(), &gpus, &on_gpus));
+  EXPECT_EQ(on_gpus.device_bytes, unshared.param_bytes + of_one(unshared));
+  EXPECT_EQ(on_gpus.pinned_bytes, uint64_t{4} * (4 << 20));
+  EXPECT_EQ(on_gpus.host_bytes, on_gpus.pinned_bytes);
+  EXPECT_GT(on_gpus.control_bytes, shared.control_bytes);
+  EXPECT_LT(on_gpus.control_bytes, unshared.control_bytes);
 }
 
 TEST(PlanUnitsTest, PlacementsThatCannotBeAreNamed) {

@@ -168,12 +168,43 @@ TEST(StepTest, SynchronizeWaitsForTheEnginesWork) {
       "direct=0");
 }
 
+TEST(StepTest, DevicesAreDescribed) {
+  size_t length = 7;
+  EXPECT_OK(shard_devices_json(nullptr, 0, &length));
+  std::string text(length + 1, 'x');
+  EXPECT_OK(shard_devices_json(text.data(), text.size(), &length));
+  text.resize(length);
+  // libshard_cuda.so does not lie beside this program.
+  EXPECT_TRUE(
+      text.starts_with("{\"cuda\":{\"driver\":\"\",\"error\":\"loading "))
+      << text;
+  EXPECT_NE(text.find("libshard_cuda.so"), std::string::npos) << text;
+  EXPECT_FAILS(shard_devices_json(text.data(), 3, nullptr),
+               SHARD_INVALID_ARGUMENT, "length is NULL");
+  EXPECT_FAILS(shard_devices_json(nullptr, 3, &length), SHARD_INVALID_ARGUMENT,
+               "buffer is NULL");
+}
+
 TEST(StepTest, ProcessorsHaveNoStreamsOfAHost) {
   EXPECT_FAILS(shard_engine_set_stream(nullptr, nullptr),
                SHARD_INVALID_ARGUMENT, "engine is NULL");
+  shard_device_kind kind = 7;
+  int32_t ordinal = 7;
+  EXPECT_FAILS(shard_engine_device(nullptr, &kind, &ordinal),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+  EXPECT_EQ(kind, 0);
+  EXPECT_EQ(ordinal, 0);
   RunRanks(2, [](int rank, shard_comm* comm) {
     const Engine engine =
         MakeEngine(SmallPlan(shard_comm_world_size(comm)).get(), comm);
+    shard_device_kind kind = 0;
+    int32_t ordinal = -1;
+    EXPECT_OK(shard_engine_device(engine.get(), &kind, &ordinal));
+    EXPECT_EQ(kind, SHARD_DEVICE_CPU);
+    EXPECT_EQ(ordinal, 0);
+    EXPECT_OK(shard_engine_device(engine.get(), &kind, nullptr));
+    EXPECT_FAILS(shard_engine_device(engine.get(), nullptr, &ordinal),
+                 SHARD_INVALID_ARGUMENT, "kind is NULL");
     EXPECT_OK(shard_engine_set_stream(engine.get(), nullptr));
     EXPECT_OK(shard_engine_broadcast_params(engine.get(), 0));
     // The call is local, so ranks may differ.

@@ -50,9 +50,15 @@ typedef struct shard_engine_options {
    * are still on their way to this rank: acquire each unit before you read its
    * parameters. The same on every rank. */
   int32_t overlap;
-  /* Where the engine's tensors live and its kernels run: "cpu" (default), or
-   * "cpu-async?max_delay=SECONDS&seed=N", which runs every kernel on a thread
-   * after a pause, to find code that does not wait as it must. */
+  /* Where the engine's tensors live and its kernels run:
+   *   "cpu"      The host's memory and processors. The default.
+   *   "cuda:0"   A GPU, by its number in CUDA's order, or by its UUID,
+   *              "cuda:GPU-..." or "cuda:MIG-..." (nvidia-smi -L). Loads
+   *              libshard_cuda.so, which lies beside libshard.so. Several ranks
+   *              may share a GPU.
+   *   "cpu-async?max_delay=SECONDS&seed=N"
+   *              Runs every kernel on a thread after a pause, to find code that
+   *              does not wait as it must. */
   const char* device;
 } shard_engine_options;
 #define SHARD_ENGINE_OPTIONS_INIT \
@@ -67,7 +73,8 @@ typedef struct shard_engine shard_engine;
  * communicator's, or for a bad option; UNIMPLEMENTED for a dtype that cannot be
  * stepped; RESOURCE_EXHAUSTED when there is not enough memory, or when no
  * checkpoint could hold the training state; BACKEND_UNAVAILABLE, naming all
- * libraries that were tried, when muon finds no CBLAS. */
+ * libraries that were tried, when muon finds no CBLAS, or saying what is
+ * missing, when there is no GPU or no driver for it. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_create(
     const shard_plan* plan, shard_comm* comm,
     const shard_engine_options* options, shard_engine** engine) SHARD_NOEXCEPT;
@@ -235,6 +242,34 @@ typedef struct shard_step_report {
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_step(
     shard_engine* engine, const shard_step_options* options,
     shard_step_report* report) SHARD_NOEXCEPT;
+
+/* Where tensors lie, in the codes of DLPack (DLDeviceType). Frozen. */
+typedef int32_t shard_device_kind;
+enum shard_device_kind_values {
+  SHARD_DEVICE_CPU = 1, /* The host's memory, which "cpu-async" has as well. */
+  SHARD_DEVICE_CUDA = 2 /* A GPU's; its addresses are of no use to the host. */
+};
+
+/* Gets where the engine's tensors lie: the kind, and the number of the device
+ * among those of its kind, 0 for the host's memory. `ordinal` may be NULL. Any
+ * thread. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_device(
+    const shard_engine* engine, shard_device_kind* kind,
+    int32_t* ordinal) SHARD_NOEXCEPT;
+
+/* Describes the accelerators of this machine, for programs, as a JSON document:
+ *   {"cuda": {"driver": "13.0",
+ *             "devices": [{"spec": "cuda:0", "name": ..., "uuid": ...,
+ *                          "compute_capability": "9.0", "memory_bytes": ...,
+ *                          "free_bytes": ..., "error": ""}],
+ *             "nccl": {"library": ..., "version": ..., "error": ""},
+ *             "cublas": {"library": ..., "version": ..., "error": ""},
+ *             "error": ""}}
+ * An `error` that is not "" says why something is not there, or cannot be used,
+ * and what to do. Each GPU is opened for a moment, which may take a second. Any
+ * thread. */
+SHARD_NODISCARD SHARD_API shard_error* shard_devices_json(
+    char* buffer, size_t capacity, size_t* length) SHARD_NOEXCEPT;
 
 /* Sets the stream on which the host enqueues its own work. The engine's calls
  * take place in the order of this stream: work that the host enqueued before a

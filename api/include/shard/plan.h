@@ -198,10 +198,13 @@ typedef struct shard_memory {
   uint64_t transient_bytes; /* Per rank: slots of units in use or in flight. */
   /* All of the above and model_buffer_bytes once more, by the memory that holds
    * them: the device's own per rank ("cpu" has none), and the host's per host,
-   * for all its ranks. */
+   * for all its ranks, with what collectives need of it (pinned_bytes). */
   uint64_t device_bytes;
-  uint64_t host_bytes;   /* At most UINT64_MAX. */
-  uint64_t pinned_bytes; /* The page-locked part of host_bytes, for a device. */
+  uint64_t host_bytes; /* At most UINT64_MAX. */
+  /* The page-locked part of host_bytes, for a device with memory of its own:
+   * the model's buffers, and 4 MiB per rank through which collectives pass
+   * tensors, or more where the world has more than 65534 ranks. */
+  uint64_t pinned_bytes;
   /* Per host, beside host_bytes: the memory through which the host's
    * communicator, the engine's and the engine's exchange of tensors pass
    * control data and, where ranks share no memory, from the first bytes on also

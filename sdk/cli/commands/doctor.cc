@@ -19,8 +19,8 @@ namespace {
 
 constexpr const char* kDoctorHelp =
     R"(
-Looks at the library, the CPU, memory, limits, what ranks can meet by, and a
-folder for checkpoints, in which it makes a file of 8 MiB for a moment.
+Looks at the library, the CPU, memory, limits, what ranks can meet by, GPUs, and
+a folder for checkpoints, in which it makes a file of 8 MiB for a moment.
 
 Exit code: 0 also where it warns; with --strict 1 then.
 
@@ -82,6 +82,7 @@ int RunDoctor(const DoctorArguments& arguments) {
   LookAtMemory(&findings);
   LookAtLimits(&findings);
   LookAtBackends(&findings);
+  LookAtGpus(&findings);
   LookAtFolder(arguments.folder, &findings);
   const auto warnings = static_cast<size_t>(std::count_if(
       findings.begin(), findings.end(),

@@ -289,6 +289,53 @@ void LookAtBackends(std::vector<Finding>* findings) {
   }
 }
 
+void LookAtGpus(std::vector<Finding>* findings) {
+  Section section("gpus", findings);
+  std::string text;
+  size_t length = 0;
+  // The text may grow between two calls.
+  do {
+    text.resize(length + 1);
+    const Error error(shard_devices_json(text.data(), text.size(), &length));
+    if (error != nullptr) {
+      section.Info("devices", shard_error_message(error.get()));
+      return;
+    }
+  } while (length >= text.size());
+  text.resize(length);
+  const Json cuda = Json::parse(text)["cuda"];
+  // A machine without GPUs is fit, too.
+  if (cuda["error"] != "") {
+    section.Info("driver", cuda["error"]);
+    return;
+  }
+  section.Ok("driver", "for CUDA " + cuda["driver"].get<std::string>());
+  if (cuda["devices"].empty()) section.Info("devices", "none");
+  for (const Json& device : cuda["devices"]) {
+    const std::string error = device["error"];
+    const std::string name = device["spec"];
+    if (error.empty()) {
+      section.Ok(name, device["name"].get<std::string>() + ", sm_" +
+                           device["compute_capability"].get<std::string>() +
+                           ", " + BytesText(device["free_bytes"]) +
+                           " free of " + BytesText(device["memory_bytes"]) +
+                           ", GPU-" + device["uuid"].get<std::string>());
+    } else {
+      section.Warn(name, error,
+                   "see the message; docs/gpu.md has what it needs");
+    }
+  }
+  for (const char* const library : {"nccl", "cublas"}) {
+    const Json& found = cuda[library];
+    if (found["error"] == "") {
+      section.Ok(library, found["library"].get<std::string>() + " " +
+                              found["version"].get<std::string>());
+    } else {
+      section.Info(library, found["error"]);
+    }
+  }
+}
+
 void LookAtFolder(const std::string& folder, std::vector<Finding>* findings) {
   Section section("folder " + Shown(folder), findings);
   struct statfs system {};

@@ -31,6 +31,8 @@ void LookAtMemory(std::vector<Finding>* findings);
 void LookAtLimits(std::vector<Finding>* findings);
 // Checks threads, shared memory, and libraries that are loaded at run time.
 void LookAtBackends(std::vector<Finding>* findings);
+// Lists the GPUs, and the libraries for them.
+void LookAtGpus(std::vector<Finding>* findings);
 void LookAtFolder(const std::string& folder, std::vector<Finding>* findings);
 
 }  // namespace shardctl

@@ -9,16 +9,16 @@ Comm, Model, Plan and Engine train; docs/python.md is the guide, and the C
 headers are the reference."""
 
 from . import _calls
-from ._c import (BlobRule, Code, Content, DType, Format, LogLevel, Masters,
-                 MissingGrads, Partition, Pass, Role)
+from ._c import (BlobRule, Code, Content, DeviceKind, DType, Format, LogLevel,
+                 Masters, MissingGrads, Partition, Pass, Role)
 from ._checkpoint import BlobInfo, Checkpoint, FileInfo, open
 from ._comm import Comm
 from ._engine import Engine
 from ._engine_state import Save
 from ._engine_tensors import UnitParam
 from ._errors import Error, MissingKey
-from ._functions import (abi_version, clean_tensor_name, code_name, dtype_name,
-                         dtype_size, schedule_lr, version)
+from ._functions import (abi_version, clean_tensor_name, code_name, devices,
+                         dtype_name, dtype_size, schedule_lr, version)
 from ._model import Model
 from ._plan import Plan
 from ._state_dict import LocalTensor, StateDict

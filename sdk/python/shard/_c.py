@@ -263,6 +263,13 @@ class shard_step_report(Structure):
     _enums_ = {}
 
 
+class DeviceKind(enum.IntEnum):
+    """Where tensors lie, in the codes of DLPack (DLDeviceType)."""
+
+    CPU = 1
+    CUDA = 2
+
+
 class Pass(enum.IntEnum):
     """The pass that a unit is acquired for."""
 
@@ -626,6 +633,9 @@ FUNCTIONS = {
     "shard_engine_set_loss_scale": (error_p, [c_void_p, double, int64]),
     "shard_engine_step": (error_p, [c_void_p, POINTER(shard_step_options),
         POINTER(shard_step_report)]),
+    "shard_engine_device": (error_p, [c_void_p, POINTER(c_int32),
+        POINTER(c_int32)]),
+    "shard_devices_json": (error_p, [c_void_p, size, POINTER(c_size_t)]),
     "shard_engine_set_stream": (error_p, [c_void_p, c_void_p]),
     "shard_engine_last_report": (error_p, [c_void_p,
         POINTER(shard_step_report)]),

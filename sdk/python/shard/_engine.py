@@ -38,6 +38,10 @@ class Engine(EngineTensors, EngineState):
                 _calls.pointer(lib.shard_engine_create, plan._c, comm._c,
                                ctypes.byref(options)),
                 lib.shard_engine_free, self._guard)
+        kind, ordinal = ctypes.c_int32(), ctypes.c_int32()
+        self._call(lib.shard_engine_device, ctypes.byref(kind),
+                   ctypes.byref(ordinal))
+        self._device = kind.value, ordinal.value
         self._forget_plan()
 
     @property
@@ -107,6 +111,12 @@ class Engine(EngineTensors, EngineState):
     def last_report(self):
         """Returns the StepReport of the last finished step."""
         return self._fetch(_c.shard_step_report, lib.shard_engine_last_report)
+
+    @property
+    def device(self):
+        """Where the engine's tensors lie, as __dlpack_device__ says it:
+        (1, 0) is the host's memory, (2, N) that of GPU N."""
+        return self._device
 
     def set_stream(self, stream=None):
         """Sets the stream on which the program enqueues its own work: its

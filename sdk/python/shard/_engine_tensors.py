@@ -102,7 +102,7 @@ class EngineTensors(Closable):
 
     def _lend(self, address, dtype, shape, writable, what):
         """Returns a view of memory that a new plan frees."""
-        view = View(address, dtype, shape, self._c, writable)
+        view = View(address, dtype, shape, self._c, writable, self._device)
         key = id(view.memory)
         view.memory.what = what
         self._lent[key] = weakref.ref(

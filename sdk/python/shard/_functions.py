@@ -2,6 +2,7 @@
 """Functions that belong to no handle."""
 
 import ctypes
+import json
 
 from . import _calls
 from ._arguments import decode
@@ -39,6 +40,13 @@ def clean_tensor_name(name, strip_leading_module=False):
     "module."."""
     return _calls.copied_text(lib.shard_clean_tensor_name, name,
                               strip_leading_module)
+
+
+def devices():
+    """Describes the accelerators of this machine, and why one cannot be used,
+    as a dict: shard_devices_json in engine.h has its keys. Opens each for a
+    moment."""
+    return json.loads(_calls.copied_text(lib.shard_devices_json))
 
 
 def schedule_lr(schedule, step):

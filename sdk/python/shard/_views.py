@@ -28,14 +28,21 @@ FORMATS = {
 }
 
 
+# As __dlpack_device__ says it.
+HOST_MEMORY = 1, 0
+
+
 class View:
-    """Elements in memory that `owner` keeps alive: dtype, shape, and array().
+    """Elements in memory that `owner` keeps alive: dtype, shape, device, and
+    array(). The device is as __dlpack_device__ says it.
 
     An array of a view keeps the memory alive, and nothing else: the values are
     those that the memory has now, and are another unit's once a unit was
     released."""
 
-    def __init__(self, address, dtype, shape, owner, writable):
+    def __init__(self, address, dtype, shape, owner, writable,
+                 device=HOST_MEMORY):
+        self.device = device
         self.dtype = dtype
         self.shape = tuple(shape)
         self.writable = writable
@@ -47,7 +54,12 @@ class View:
 
     def array(self):
         """Returns the memory as a numpy array, or without numpy as a
-        memoryview."""
+        memoryview. BufferError where it is a GPU's."""
+        if self.device != HOST_MEMORY:
+            raise BufferError(
+                f"the elements lie in the memory of GPU {self.device[1]}, which"
+                " numpy cannot read; give the view to a library for GPUs, as"
+                " torch.from_dlpack(view)")
         memory = memoryview(self.memory).cast("B")
         if not self.writable:
             memory = memory.toreadonly()
@@ -60,7 +72,7 @@ class View:
         return make_capsule(self)
 
     def __dlpack_device__(self):
-        return 1, 0  # The host's memory.
+        return self.device
 
 
 def new_memory(nbytes):

@@ -42,6 +42,7 @@ TEST(DoctorTest, LooksAtEverything) {
   EXPECT_EQ(Find(json, "backends", "shm: memfd")["level"], "ok");
   EXPECT_EQ(Find(json, "backends", "shm: pidfd")["level"], "ok");
   Find(json, "backends", "blas");
+  Find(json, "gpus", "driver");
   const std::string section = "folder " + (folder / "");
   EXPECT_EQ(Find(json, section, "writable")["level"], "ok");
   Find(json, section, "file system");

@@ -73,6 +73,8 @@ TEST(TrainingTest, TheLastReportAndTheStreamAreTheEngines) {
     Engine engine = engine_of(net, 1, comm);
     expect_error([&] { (void)engine.last_report(); }, Code::failed_precondition,
                  {"last_report"});
+    EXPECT_EQ(engine.device().kind, shard::DeviceKind::cpu);
+    EXPECT_EQ(engine.device().ordinal, 0);
     engine.set_stream(nullptr);
     int stream = 0;
     expect_error([&] { engine.set_stream(&stream); }, Code::invalid_argument,
@@ -385,6 +387,7 @@ TEST(ReplanTest, GivesParametersAGroupAndFreezesThem) {
 
 TEST(ScheduleTest, ComputesLearningRates) {
   const char* const cosine = "cosine?lr=0.5&warmup=10&total=100&min_lr=0.1";
+  EXPECT_TRUE(shard::devices_json().starts_with("{\"cuda\":{\"driver\":"));
   EXPECT_DOUBLE_EQ(shard::schedule_lr(cosine, 5), 0.25);
   EXPECT_DOUBLE_EQ(shard::schedule_lr(cosine, 500), 0.1);
   expect_error([] { (void)shard::schedule_lr("sawtooth", 1); },

@@ -54,6 +54,10 @@ func TestTheLastReportAndTheStreamAreTheEngines(t *testing.T) {
 		defer engine.Close()
 		_, err := engine.LastReport()
 		expectError(r.T, err, shard.FailedPrecondition, "last_report")
+		kind, ordinal, err := engine.Device()
+		check(err)
+		expectEqual(r.T, kind, shard.DeviceCPU)
+		expectEqual(r.T, ordinal, 0)
 		check(engine.SetStream(nil))
 		var stream int64
 		expectError(r.T, engine.SetStream(unsafe.Pointer(&stream)), shard.InvalidArgument, "'cpu'")
@@ -330,6 +334,9 @@ func TestHyperparametersStatesAndNumbersCanBeSet(t *testing.T) {
 
 func TestSchedulesAreComputed(t *testing.T) {
 	defer catch(t)
+	if devices := must(shard.DevicesJSON()); !strings.HasPrefix(devices, `{"cuda":{"driver":`) {
+		t.Error(devices)
+	}
 	expectEqual(t, must(shard.ScheduleLR("linear?lr=1&warmup=10&total=20", 5)), 0.5)
 	_, err := shard.ScheduleLR("linear?lr=1&warmup=30&total=20", 5)
 	expectError(t, err, shard.InvalidArgument, "warmup")

@@ -135,6 +135,8 @@ class FunctionsTest(SdkTest):
         self.assertEqual(
             shard.clean_tensor_name("module.a._orig_mod.b",
                                     strip_leading_module=True), "a.b")
+        self.assertEqual(set(shard.devices()["cuda"]),
+                         {"driver", "devices", "nccl", "cublas", "error"})
         self.assertEqual(shard.schedule_lr("constant?lr=0.5&warmup=2", 1), 0.25)
         with self.raises_code(Code.INVALID_ARGUMENT, "warmupp"):
             shard.schedule_lr("constant?lr=0.5&warmupp=2", 1)

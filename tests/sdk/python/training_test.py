@@ -160,6 +160,7 @@ class TrainingTest(SdkTest):
         with local_engine() as engine:
             with self.raises_code(Code.FAILED_PRECONDITION, "last_report"):
                 engine.last_report()
+            self.assertEqual(engine.device, (1, 0))
             engine.set_stream()
             with self.raises_code(Code.INVALID_ARGUMENT, "'cpu'"):
                 engine.set_stream(4096)

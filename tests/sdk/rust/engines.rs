@@ -4,7 +4,7 @@ use std::ptr;
 use std::time::Duration;
 
 use shard::{
-    schedule_lr, Code, DType, Engine, EngineOptions, GroupId, Model, ModelBufferId, ModuleId,
+    devices_json, schedule_lr, Code, DType, DeviceKind, Engine, EngineOptions, GroupId, Model, ModelBufferId, ModuleId,
     ParamId, Plan, PlanOptions, StepOptions,
 };
 
@@ -51,6 +51,7 @@ fn the_last_report_and_the_stream_are_the_engines() {
         let stack = Stack::new();
         let mut engine = stack.engine(&comm, 1);
         assert_eq!(code_of(engine.last_report()), Code::FAILED_PRECONDITION);
+        assert_eq!(engine.device().unwrap(), (DeviceKind::CPU, 0));
         unsafe { engine.set_stream(ptr::null_mut()) }.unwrap();
         let mut stream = 0;
         let native = ptr::addr_of_mut!(stream).cast();
@@ -103,6 +104,7 @@ fn hyperparameters_and_states_are_set() {
         0.5
     );
     assert_eq!(code_of(schedule_lr("linear", 1)), Code::INVALID_ARGUMENT);
+    assert!(devices_json().unwrap().starts_with("{\"cuda\":{\"driver\":"));
 }
 
 #[test]

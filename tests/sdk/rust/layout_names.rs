@@ -76,6 +76,8 @@
     init!(SHARD_STEP_OPTIONS_INIT, shard_step_options);
     layout!(shard_step_report { struct_size, step, grad_norm, skipped, active_ranks, bytes_moved, seconds_wait, seconds_reduce, seconds_update, seconds_total, loss_scale, bytes_communicated, bytes_overlapped, seconds_communication, seconds_exposed });
     init!(SHARD_STEP_REPORT_INIT, shard_step_report);
+    constant!(SHARD_DEVICE_CPU);
+    constant!(SHARD_DEVICE_CUDA);
     constant!(SHARD_PASS_FORWARD);
     constant!(SHARD_PASS_BACKWARD);
     constant!(SHARD_PASS_BACKWARD_OVERWRITE);

@@ -240,6 +240,14 @@ class Engine {
     detail::check(shard_engine_last_report(use(), &report));
     return report;
   }
+  // Returns where the engine's tensors lie.
+  DeviceId device() const {
+    DeviceId id;
+    shard_device_kind kind = 0;
+    detail::check(shard_engine_device(use(), &kind, &id.ordinal));
+    id.kind = static_cast<DeviceKind>(kind);
+    return id;
+  }
   // Sets the stream on which the host enqueues its own work; null: the device's
   // usual one. The stream must live until the engine is gone, and all that
   // keeps it alive, or another one is set. Local.
@@ -344,6 +352,14 @@ class Engine {
 
   std::shared_ptr<detail::EngineState> state_;
 };
+
+// Describes the accelerators of this machine as JSON: see shard_devices_json.
+// Any thread.
+inline std::string devices_json() {
+  detail::require_library();
+  return detail::copied_text(
+      [](auto... buffer) { return shard_devices_json(buffer...); });
+}
 
 // Returns the learning rate of step `step`, which counts from 1: see
 // shard_schedule_lr. Any thread.

@@ -14,6 +14,17 @@
 
 namespace shard {
 
+// Where tensors lie, in the codes of DLPack.
+enum class DeviceKind : shard_device_kind {
+  cpu = SHARD_DEVICE_CPU,
+  cuda = SHARD_DEVICE_CUDA,
+};
+
+struct DeviceId {
+  DeviceKind kind = DeviceKind::cpu;
+  std::int32_t ordinal = 0;  // Among the devices of the kind.
+};
+
 enum class MissingGrads : shard_missing_grads {
   error = SHARD_MISSING_ERROR,
   zero = SHARD_MISSING_ZERO,

@@ -635,11 +635,13 @@ pub struct shard_memory {
     pub transient_bytes: u64,
     /// All of the above and model_buffer_bytes once more, by the memory that holds
     /// them: the device's own per rank ("cpu" has none), and the host's per host,
-    /// for all its ranks.
+    /// for all its ranks, with what collectives need of it (pinned_bytes).
     pub device_bytes: u64,
     /// At most UINT64_MAX.
     pub host_bytes: u64,
-    /// The page-locked part of host_bytes, for a device.
+    /// The page-locked part of host_bytes, for a device with memory of its own:
+    /// the model's buffers, and 4 MiB per rank through which collectives pass
+    /// tensors, or more where the world has more than 65534 ranks.
     pub pinned_bytes: u64,
     /// Per host, beside host_bytes: the memory through which the host's
     /// communicator, the engine's and the engine's exchange of tensors pass
@@ -841,9 +843,17 @@ pub struct shard_engine_options {
     /// are still on their way to this rank: acquire each unit before you read its
     /// parameters. The same on every rank.
     pub overlap: i32,
-    /// Where the engine's tensors live and its kernels run: "cpu" (default), or
-    /// "cpu-async?max_delay=SECONDS&seed=N", which runs every kernel on a thread
-    /// after a pause, to find code that does not wait as it must.
+    /// ```text
+    /// Where the engine's tensors live and its kernels run:
+    ///   "cpu"      The host's memory and processors. The default.
+    ///   "cuda:0"   A GPU, by its number in CUDA's order, or by its UUID,
+    ///              "cuda:GPU-..." or "cuda:MIG-..." (nvidia-smi -L). Loads
+    ///              libshard_cuda.so, which lies beside libshard.so. Several ranks
+    ///              may share a GPU.
+    ///   "cpu-async?max_delay=SECONDS&seed=N"
+    ///              Runs every kernel on a thread after a pause, to find code that
+    ///              does not wait as it must.
+    /// ```
     pub device: *const c_char,
 }
 /// All fields zero, but for struct_size.
@@ -863,7 +873,8 @@ extern "C" {
     /// communicator's, or for a bad option; UNIMPLEMENTED for a dtype that cannot be
     /// stepped; RESOURCE_EXHAUSTED when there is not enough memory, or when no
     /// checkpoint could hold the training state; BACKEND_UNAVAILABLE, naming all
-    /// libraries that were tried, when muon finds no CBLAS.
+    /// libraries that were tried, when muon finds no CBLAS, or saying what is
+    /// missing, when there is no GPU or no driver for it.
     #[must_use]
     pub fn shard_engine_create(plan: *const shard_plan, comm: *mut shard_comm, options: *const shard_engine_options, engine: *mut *mut shard_engine) -> *mut shard_error;
 }
@@ -1061,6 +1072,40 @@ extern "C" {
     /// ```
     #[must_use]
     pub fn shard_engine_step(engine: *mut shard_engine, options: *const shard_step_options, report: *mut shard_step_report) -> *mut shard_error;
+}
+
+/// Where tensors lie, in the codes of DLPack (DLDeviceType). Frozen.
+pub type shard_device_kind = i32;
+
+/// The host's memory, which "cpu-async" has as well.
+pub const SHARD_DEVICE_CPU: shard_device_kind = 1;
+/// A GPU's; its addresses are of no use to the host.
+pub const SHARD_DEVICE_CUDA: shard_device_kind = 2;
+
+extern "C" {
+    /// Gets where the engine's tensors lie: the kind, and the number of the device
+    /// among those of its kind, 0 for the host's memory. `ordinal` may be NULL. Any
+    /// thread.
+    #[must_use]
+    pub fn shard_engine_device(engine: *const shard_engine, kind: *mut shard_device_kind, ordinal: *mut i32) -> *mut shard_error;
+}
+
+extern "C" {
+    /// ```text
+    /// Describes the accelerators of this machine, for programs, as a JSON document:
+    ///   {"cuda": {"driver": "13.0",
+    ///             "devices": [{"spec": "cuda:0", "name": ..., "uuid": ...,
+    ///                          "compute_capability": "9.0", "memory_bytes": ...,
+    ///                          "free_bytes": ..., "error": ""}],
+    ///             "nccl": {"library": ..., "version": ..., "error": ""},
+    ///             "cublas": {"library": ..., "version": ..., "error": ""},
+    ///             "error": ""}}
+    /// An `error` that is not "" says why something is not there, or cannot be used,
+    /// and what to do. Each GPU is opened for a moment, which may take a second. Any
+    /// thread.
+    /// ```
+    #[must_use]
+    pub fn shard_devices_json(buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;
 }
 
 extern "C" {

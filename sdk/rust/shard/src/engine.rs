@@ -33,6 +33,16 @@ c_enum! {
     }
 }
 
+c_enum! {
+    /// Where tensors lie, in the codes of DLPack.
+    DeviceKind {
+        /// The host's memory.
+        CPU = SHARD_DEVICE_CPU,
+        /// The memory of a GPU, whose addresses are of no use to the host.
+        CUDA = SHARD_DEVICE_CUDA,
+    }
+}
+
 options! {
     /// Options of [`Engine::create`].
     EngineOptions {
@@ -49,7 +59,8 @@ options! {
         /// their way to this rank; they are read through acquired units only. The same
         /// on every rank.
         overlap: bool,
-        /// Where tensors live and kernels run: "cpu" unless given, or "cpu-async".
+        /// Where tensors live and kernels run: "cpu" unless given, "cuda:0" for a GPU,
+        /// or "cpu-async".
         device: String,
     }
 }
@@ -293,6 +304,12 @@ impl fmt::Debug for Engine {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Engine(step {:?})", self.completed_steps())
     }
+}
+
+/// Describes the accelerators of this machine, and why one cannot be used, for programs:
+/// `shard/engine.h` has the keys. Opens each for a moment.
+pub fn devices_json() -> Result<String> {
+    copied(|buffer, capacity, length| unsafe { sys::shard_devices_json(buffer, capacity, length) })
 }
 
 /// Computes the learning rate of step `step`, which counts from 1, for

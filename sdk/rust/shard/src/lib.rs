@@ -95,7 +95,7 @@ pub use checkpoint::{
 pub use comm::{Comm, CommOptions, Counter, LogLevel};
 pub use convert::ConvertOptions;
 pub use dtype::{DType, Element};
-pub use engine::{schedule_lr, Engine, EngineOptions, MissingGrads};
+pub use engine::{devices_json, schedule_lr, DeviceKind, Engine, EngineOptions, MissingGrads};
 pub use error::{Code, Error, Result};
 pub use full_params::FullParams;
 pub use layout::{

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use shard_sys as sys;
 
-use crate::engine::Engine;
+use crate::engine::{DeviceKind, Engine};
 use crate::error::Result;
 use crate::text::seconds;
 
@@ -137,6 +137,15 @@ impl Engine {
     /// another one is set.
     pub unsafe fn set_stream(&mut self, stream: *mut c_void) -> Result<()> {
         self.call(|engine| unsafe { sys::shard_engine_set_stream(engine, stream) })
+    }
+
+    /// Gets where the engine's tensors lie: the kind, and the number of the device among
+    /// those of its kind.
+    pub fn device(&self) -> Result<(DeviceKind, i32)> {
+        let mut kind = 0;
+        let mut ordinal = 0;
+        self.call(|engine| unsafe { sys::shard_engine_device(engine, &mut kind, &mut ordinal) })?;
+        Ok((DeviceKind(kind), ordinal))
     }
 
     /// Waits until everything that the engine was given has run, at most for `timeout`;
