@@ -17,6 +17,7 @@ prefix="$TEST_TMPDIR/moved"
 tools/bazel/install.sh . "$made"
 tools/packaging/documents.sh . "$made"
 wheel="$(sdk/python/make_wheel.py --library "$made/lib/libshard.so.0" \
+  --plugin "$made/lib/libshard_cuda.so" \
   --output "$TEST_TMPDIR/wheel")"
 mv "$made" "$prefix"
 

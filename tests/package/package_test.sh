@@ -63,8 +63,14 @@ check_documents "$prefix"
 bytes="$(stat -c %s "$prefix/lib/libshard.so.0")"
 ((bytes < 4 << 20)) || fail "libshard.so.0 has $bytes bytes, 4 MiB at most"
 
+# The device for GPUs exports one name, and needs no library of CUDA.
+cuda="$prefix/lib/libshard_cuda.so"
+[[ "$(nm -D --defined-only "$cuda" | cut -d' ' -f3)" == shard_plugin ]] ||
+  fail "$cuda exports $(nm -D --defined-only "$cuda")"
+! readelf -d "$cuda" | grep -E "NEEDED.*(libcu|libnv)" || fail "$cuda needs CUDA"
+
 # The document says what the binaries need of the system.
-needs="$(tools/packaging/needs.sh "$prefix/lib/libshard.so.0" \
+needs="$(tools/packaging/needs.sh "$prefix/lib/libshard.so.0" "$cuda" \
   "$prefix/bin/shardctl")"
 for need in $(cut -d' ' -f2 <<<"$needs" | grep -E '^(GLIBC|GLIBCXX)_'); do
   grep -qF "\`$need\`" docs/packages.md || fail "docs/packages.md has no $need"

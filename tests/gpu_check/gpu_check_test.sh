@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Runs tools/gpu_check on a fake of CUDA's driver, and with programs that fail.
+
+set -euo pipefail
+
+fail() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
+
+folder="$TEST_TMPDIR/folder"
+mkdir "$folder"
+cp tools/gpu_check tests/gpu_check/gpu_check_part api/libshard.so.0 \
+  api/libshard_cuda.so "$folder"
+export LD_LIBRARY_PATH="$PWD/tests/fake_cuda"
+export SHARD_FAKE_CUDA_STRICT=1
+
+# check ARGUMENT...: runs all parts, or those of the arguments.
+check() {
+  "$folder/gpu_check" --json "$TEST_TMPDIR/result.json" --elements 100000 "$@" \
+    >"$TEST_TMPDIR/out" 2>&1
+}
+
+check || fail "$(<"$TEST_TMPDIR/out")"
+for part in load bits staged bandwidth overhead; do
+  grep -qE "^$part +passed" "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"
+done
+# Every optimizer of elements in five combinations of dtypes, and more.
+grep -qE "^bits +passed +12[0-9] of 12[0-9] checks" "$TEST_TMPDIR/out" ||
+  fail "$(<"$TEST_TMPDIR/out")"
+python3 - "$TEST_TMPDIR/result.json" <<'END' || fail "the JSON"
+import json, sys
+parts = json.load(open(sys.argv[1]))["parts"]
+assert list(parts) == ["load", "bits", "staged", "bandwidth", "overhead"], parts
+assert all(not part["wrong"] and part["results"] for part in parts.values())
+assert any(result["check"] == "copy" and result["value"] > 0
+           for result in parts["bandwidth"]["results"])
+END
+
+# Without a driver a part fails, and says why.
+if ! ldconfig -p | grep -q 'libcuda[.]so[.]1'; then
+  LD_LIBRARY_PATH="" check --part load && fail "no driver, and no error"
+  grep -q "no CUDA driver" "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"
+fi
+
+# A part that hangs or dies is ended, and the others run.
+cat >"$folder/gpu_check_part" <<'END'
+#!/bin/sh
+case "$1" in
+  load) echo '{"part": "load", "check": "begins", "ok": true}'; sleep 1000 ;;
+  bits) kill -SEGV $$ ;;
+  staged) echo '{"part": "staged", "check": "works", "ok": true}' ;;
+esac
+END
+check --limit 2 --part load --part bits --part staged && fail "a part hangs"
+for line in "^load +FAILED +1 of 1" "not done within 2" "^bits +FAILED" SIGSEGV \
+  "^staged +passed +1 of 1"; do
+  grep -qE "$line" "$TEST_TMPDIR/out" || fail "$line: $(<"$TEST_TMPDIR/out")"
+done

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parts of gpu_check. Each prints what it found (report.h), and throws what
+// the library throws.
+
+#ifndef SHARD_TESTS_GPU_CHECK_PARTS_H_
+#define SHARD_TESTS_GPU_CHECK_PARTS_H_
+
+#include <string>
+
+#include "tests/gpu_check/report.h"
+
+namespace shard::gpu_check {
+
+struct Options {
+  std::string device = "cuda:0";
+  std::string only;  // Checks whose names have this text.
+  // Of the bandwidth's tensors in all. A fake of the driver has the time for
+  // few.
+  std::int64_t elements = std::int64_t{1} << 30;
+};
+
+// The device, and training on a stream of the host's.
+void Load(const Options& options, Report* report);
+// The bits of each optimizer's steps are the CPU's.
+void Bits(const Options& options, Report* report);
+// The bits of several ranks that share the GPU are the CPU's.
+void Staged(const Options& options, Report* report);
+// The bytes per second of steps, beside those of a copy.
+void Bandwidth(const Options& options, Report* report);
+// The host's time for a step.
+void Overhead(const Options& options, Report* report);
+
+}  // namespace shard::gpu_check
+
+#endif  // SHARD_TESTS_GPU_CHECK_PARTS_H_

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A small training whose result is compared between devices: the host writes
+// gradients that only depend on the rank, the step and the element.
+
+#ifndef SHARD_TESTS_GPU_CHECK_TRAINING_H_
+#define SHARD_TESTS_GPU_CHECK_TRAINING_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "shard/shard.hpp"
+#include "tests/gpu_check/gpu.h"
+
+namespace shard::gpu_check {
+
+struct Training {
+  std::string optimizer = "adamw?lr=0.01";
+  int stage = 0;
+  int ranks = 1;
+  int steps = 3;
+  // Elements of the parameters. Each is a unit of its own.
+  std::vector<std::int64_t> sizes = {257, 1000, 3, 8192};
+  DType dtype = DType::f32;
+  Masters masters = Masters::by_default;
+  bool f32_grads = false;
+  int shard_group_size = 0;
+  bool deterministic = false;
+  StepOptions step = {};
+  std::string loss_scaling = {};
+};
+
+// The bytes of all tensors of the state dict, by key.
+using States = std::map<std::string, std::vector<std::byte>>;
+
+// Trains on `device`, with ranks that are threads. A GPU's memory is written on
+// its host's stream. Throws what a rank throws.
+States Train(const Training& training, const std::string& device);
+
+// Returns "", or the first difference.
+std::string Difference(const States& a, const States& b);
+
+}  // namespace shard::gpu_check
+
+#endif  // SHARD_TESTS_GPU_CHECK_TRAINING_H_
