@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the Python package's wheel, which carries libshard.so.0.
 
-    sdk/python/make_wheel.py --library PATH --plugin PATH --output FOLDER
+    sdk/python/make_wheel.py --library PATH [--plugin PATH] --output FOLDER
 
 prints the wheel's path. pip installs the wheel without a network (--no-index),
 for any Python 3.9 or newer on Linux with the C libraries that the wheel's
@@ -86,7 +86,8 @@ def contents(library, plugin):
     files = {str(path.relative_to(HERE)): path.read_bytes()
              for path in sorted((HERE / "shard").rglob("*.py"))}
     files["shard/lib/libshard.so.0"] = stripped(library)
-    files["shard/lib/libshard_cuda.so"] = stripped(plugin)
+    if plugin is not None:
+        files["shard/lib/libshard_cuda.so"] = stripped(plugin)
     files[f"{info}/METADATA"] = METADATA.format(
         version=version(), machine=platform.machine(),
         needs=needs(library)).encode()
@@ -118,7 +119,9 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--library", required=True, type=pathlib.Path)
-    parser.add_argument("--plugin", required=True, type=pathlib.Path)
+    parser.add_argument("--plugin", type=pathlib.Path,
+                        help="libshard_cuda.so; without it the wheel has no "
+                        "device cuda")
     parser.add_argument("--output", required=True, type=pathlib.Path)
     arguments = parser.parse_args()
     name, info, files = contents(arguments.library, arguments.plugin)

@@ -16,6 +16,7 @@
   if ((error = (call)) != NULL) return
 
 static shard_error* error;
+static shard_comm* comm;
 static shard_engine* engine;
 static shard_model* model;
 static shard_plan* plan;

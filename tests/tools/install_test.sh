@@ -15,6 +15,7 @@ cd "$TEST_SRCDIR/$TEST_WORKSPACE"
 built="$TEST_TMPDIR/built"
 mkdir -p "$built/api" "$built/sdk/cli"
 cp /bin/true "$built/api/libshard.so.0"
+cp /bin/true "$built/api/libshard_cuda.so"
 cp /bin/true "$built/sdk/cli/shardctl"
 
 install_to() {
