@@ -144,8 +144,10 @@ shard::StatusOr<Placement> ToPlacement(const shard::Plan& plan,
   placement.ranks_per_host =
       read.ranks_per_host == 0 ? ranks : read.ranks_per_host;
   placement.shares_memory = placement.ranks_per_host == ranks && !separate;
-  placement.shares_tensors = placement.shares_memory &&
-                             placement.device == shard::DeviceId::Kind::kCpu;
+  // As SharesTensors of the engine.
+  placement.shares_tensors =
+      placement.shares_memory &&
+      (placement.device == shard::DeviceId::Kind::kCpu || ranks == 1);
   return placement;
 }
 

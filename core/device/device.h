@@ -70,6 +70,12 @@ struct DeviceId {
   int32_t ordinal = 0;  // Among the devices of the kind.
 };
 
+// Where memory lies that the host gives.
+enum class MemoryPlace {
+  kDevice,  // Where the device's tensors lie.
+  kHost,
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -105,6 +111,13 @@ class Device {
   // end of the result leaves the host's work alone. Errors: kInvalidArgument
   // where the device knows no such stream.
   virtual StatusOr<std::shared_ptr<Stream>> WrapStream(void* native) = 0;
+
+  // Returns kInvalidArgument where the device knows that memory which the host
+  // gives does not lie in that place.
+  virtual Status CheckPlace(const void* /*memory*/,
+                            MemoryPlace /*place*/) const {
+    return Status();
+  }
 
   // Makes what the device's kernels need of a list, in list->prepared, before
   // streams are given the list. Errors: kUnimplemented for an optimizer that

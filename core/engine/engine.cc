@@ -97,8 +97,8 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
   }
 
   SHARD_ASSIGN_OR_RETURN(
-      auto own,
-      comm->Duplicate("engine", device->ReachesSharedMemory(), deadline));
+      auto own, comm->Duplicate("engine", shard::SharesTensors(*comm, *device),
+                                deadline));
   std::unique_ptr<Engine> engine(
       new Engine(std::move(comm), std::move(own), std::move(device),
                  std::move(host_stream), std::move(hypers), *options, timeout));
@@ -205,6 +205,12 @@ Status Engine::BroadcastHostTensors(int root, double timeout) {
 
 Status Engine::Bind(ParamId param, const BoundMemory::Tensors& tensors) {
   SHARD_RETURN_IF_ERROR(runtime_->bound_copies().CheckBind(param, tensors));
+  for (const std::span<std::byte>& memory : {tensors.values, tensors.grad}) {
+    if (memory.empty()) continue;
+    SHARD_RETURN_IF_ERROR(
+        device_->CheckPlace(memory.data(), MemoryPlace::kDevice)
+            .WithContext("bind_param"));
+  }
   SHARD_RETURN_IF_ERROR(CheckIdleOrFilling("bind_param"));
   // With overlap, parameters may still be on their way.
   const Deadline deadline = DeadlineOf(0);
@@ -264,6 +270,10 @@ Status Engine::SetAccumulate(bool accumulate) {
 // ---- Initial parameters ----------------------------------------------------
 
 Status Engine::SetParam(ParamId param, const void* data, size_t bytes) {
+  if (bytes > 0) {
+    SHARD_RETURN_IF_ERROR(
+        device_->CheckPlace(data, MemoryPlace::kHost).WithContext("set_param"));
+  }
   return initial_params_.Set(*runtime_, param, data, bytes, DeadlineOf(0));
 }
 
@@ -288,6 +298,8 @@ Status Engine::SetState(ParamId param, std::string_view name,
     return InvalidArgument(count, " values for parameter ", param,
                            ", which has no elements");
   }
+  SHARD_RETURN_IF_ERROR(
+      device_->CheckPlace(values, MemoryPlace::kHost).WithContext("set_state"));
   const auto group = static_cast<size_t>(buffer.plan->group);
   const Deadline deadline = DeadlineOf(0);
   SHARD_ASSIGN_OR_RETURN(const auto access,

@@ -75,8 +75,15 @@ void Reset(const Options& options) {
   fake->pools.clear();
   fake->descriptions.clear();
   fake->failures.clear();
+  fake->captured = 0;
   fake->lost = cuda::CuResult::kSuccess;
   ++fake->generation;
+}
+
+void SetCaptured(cuda::CuStream stream) {
+  Fake* const fake = TheFake();
+  const std::lock_guard<std::mutex> lock(fake->mutex);
+  fake->captured = reinterpret_cast<Handle>(stream);
 }
 
 void Pause() {

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <utility>
 
 #include "tests/fake_cuda/fake.h"
 
@@ -20,6 +22,7 @@ SHARD_CUDA_DRIVER(SHARD_FAKE_CUDA_DECLARE)
 
 namespace shard::testing::fake_cuda {
 
+using cuda::CuCaptureMode;
 using cuda::CuResult;
 
 namespace {
@@ -29,6 +32,22 @@ std::string WithoutVersion(std::string symbol) {
   const size_t end = symbol.size() < 3 ? 0 : symbol.size() - 3;
   if (symbol.compare(end, 3, "_v2") == 0) symbol.resize(end);
   return symbol;
+}
+
+// What the calling thread may do while work is captured.
+CuCaptureMode* CaptureMode() {
+  thread_local CuCaptureMode mode = CuCaptureMode::kGlobal;
+  return &mode;
+}
+
+// Returns whether a call is forbidden while work is captured, but for threads
+// that have said that they know what they do.
+bool IsUnsafe(const std::string& symbol) {
+  static constexpr const char* kUnsafe[] = {
+      "cuEventQuery",  "cuMemAlloc",     "cuMemFree",
+      "cuMemFreeHost", "cuMemHostAlloc", "cuModuleLoadData"};
+  return std::any_of(std::begin(kUnsafe), std::end(kUnsafe),
+                     [&](const char* it) { return symbol == it; });
 }
 
 // What each call does first: it takes the fake's mutex, counts, and fails where
@@ -51,6 +70,10 @@ class Call {
       if (--it.calls != 0) continue;
       result_ = it.result;
       if (it.loses) fake_->Lose(it.result);
+    }
+    if (fake_->captured != 0 && *CaptureMode() != CuCaptureMode::kRelaxed &&
+        IsUnsafe(name)) {
+      result_ = CuResult::kStreamCaptureUnsupported;
     }
     if (fake_->lost == CuResult::kSuccess) return;
     result_ = fake_->lost;
@@ -277,6 +300,12 @@ const ErrorText* FindError(CuResult error) {
        "unspecified launch failure"},
       {CuResult::kNotSupported, "CUDA_ERROR_NOT_SUPPORTED",
        "operation not supported"},
+      {CuResult::kStreamCaptureUnsupported,
+       "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+       "operation not permitted when stream is capturing"},
+      {CuResult::kStreamCaptureImplicit, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+       "operation would make the legacy stream depend on a capturing blocking "
+       "stream"},
       {CuResult::kUnknown, "CUDA_ERROR_UNKNOWN", "unknown error"},
   };
   for (const ErrorText& it : kErrors) {
@@ -614,6 +643,22 @@ CuResult cuStreamGetCtx(CuStream stream, CuContext* context) {
   return CuResult::kSuccess;
 }
 
+CuResult cuStreamIsCapturing(CuStream handle, CuCaptureStatus* status) {
+  SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuStreamIsCapturing);
+  SHARD_FAKE_CUDA_FIND_STREAM(handle, stream);
+  const bool any = fake->captured != 0;
+  if (any && stream->is_legacy) return CuResult::kStreamCaptureImplicit;
+  *status = any && HandleOf(handle) == fake->captured ? CuCaptureStatus::kActive
+                                                      : CuCaptureStatus::kNone;
+  return CuResult::kSuccess;
+}
+
+CuResult cuThreadExchangeStreamCaptureMode(CuCaptureMode* mode) {
+  SHARD_FAKE_CUDA_ENTER(cuThreadExchangeStreamCaptureMode);
+  *mode = std::exchange(*CaptureMode(), *mode);
+  return CuResult::kSuccess;
+}
+
 CuResult cuEventCreate(CuEvent* event, unsigned flags) {
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuEventCreate);
   if ((flags & ~kEventDisableTiming) != 0) return CuResult::kInvalidValue;
@@ -694,6 +739,13 @@ CuResult cuMemPoolDestroy(CuMemoryPool pool) {
   if (!call.frees()) return call.result();
   return call.fake()->pools.erase(HandleOf(pool)) == 0 ? CuResult::kInvalidValue
                                                        : call.result();
+}
+
+CuResult cuMemPoolTrimTo(CuMemoryPool pool, size_t /*bytes*/) {
+  SHARD_FAKE_CUDA_ENTER(cuMemPoolTrimTo);
+  return FindIn(&fake->pools, HandleOf(pool)) == nullptr
+             ? CuResult::kInvalidValue
+             : CuResult::kSuccess;
 }
 
 CuResult cuMemAllocFromPoolAsync(CuPointer* memory, size_t bytes,

@@ -96,6 +96,7 @@ struct Fake {
   std::map<std::string, std::function<std::vector<Access>(const void*)>>
       descriptions;
   std::vector<Failure> failures;
+  Handle captured = 0;  // The stream whose work is captured.
   cuda::CuResult lost = cuda::CuResult::kSuccess;
   uint64_t generation = 0;  // Of Resets.
   Handle next_handle = 0x1000;

@@ -14,7 +14,7 @@
 // any of its threads.
 //
 // Copies of memory that is not pinned are asynchronous, too: they read and
-// write it when they run. Graphs and capture are not there yet.
+// write it when they run. Graphs are not there yet.
 //
 // Thread-safe, but for Reset. Never used in a child of fork.
 
@@ -78,6 +78,10 @@ SHARD_FAKE_CUDA_API void Resume();
 SHARD_FAKE_CUDA_API void RunAll();
 // Returns the number of operations that were enqueued and did not run.
 SHARD_FAKE_CUDA_API size_t NumPending();
+
+// Makes calls fail as they do while the host captures the work of `stream` as a
+// graph, in the mode that forbids most; null: no more. Nothing is captured.
+SHARD_FAKE_CUDA_API void SetCaptured(cuda::CuStream stream);
 
 // ---- What was done ----
 

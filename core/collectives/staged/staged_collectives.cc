@@ -49,6 +49,24 @@ class Copies {
   std::vector<MemoryFill> parts_;
 };
 
+// Enqueues the ReduceScatter of one rank, unless it has to round a sum. Returns
+// whether it did.
+bool ReduceAlone(const ReduceScatterArgs& args, Stream* stream) {
+  if (args.add && args.send != nullptr) return false;
+  const size_t bytes = args.count * DTypeSize(args.recv_dtype);
+  if (args.send == nullptr) {
+    if (!args.add) stream->FillZeros(args.recv, bytes);
+  } else if (args.dtype == args.recv_dtype) {
+    if (args.send != args.recv) stream->Copy(args.recv, args.send, bytes);
+  } else if (args.recv_dtype == DType::kF32) {
+    stream->Widen(args.dtype, args.send, static_cast<float*>(args.recv),
+                  args.count);
+  } else {
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 size_t StagingBytes(size_t wanted, int world_size) {
@@ -85,6 +103,7 @@ void StagedCollectives::ReduceScatter(std::string_view tag, const RankSet& set,
                                       const ReduceScatterArgs& args,
                                       Stream* stream) {
   if (!IsOpened(tag, set, stream)) return;
+  if (set.count == 1 && ReduceAlone(args, stream)) return;
   const auto ranks = static_cast<size_t>(set.count);
   const size_t size = DTypeSize(args.dtype);
   const size_t recv_size = DTypeSize(args.recv_dtype);
@@ -124,6 +143,10 @@ void StagedCollectives::AllGatherBlocks(std::string_view tag,
   const auto ranks = static_cast<size_t>(set.count);
   const auto index = static_cast<size_t>(set.IndexOf(rank_));
   const bool in_place = send == At(recv, index * bytes);
+  if (ranks == 1) {
+    if (!in_place) stream->Copy(recv, send, bytes);
+    return;
+  }
   ForEachChunk(bytes, ranks, [&](size_t begin, size_t count) {
     std::byte* const all = staging_.data();
     std::byte* const own = all + index * count;

@@ -10,6 +10,9 @@
 //   AllGatherBlocks   [block 0 | block 1 | ...], a chunk of each
 //   Broadcast         a chunk of the data
 //
+// A set of one rank exchanges nothing: its tensors stay on the device, but
+// where the sum of two dtypes is rounded.
+//
 // Each chunk is a call of the Exchange: it is what events count, and its size
 // is what the message has where the calls of the ranks differ. All ranks have
 // staging memory of one size, and so the same chunks. A collective that fits

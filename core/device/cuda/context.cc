@@ -2,9 +2,10 @@
 
 #include "core/device/cuda/context.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <thread>
 
 #include "core/base/strings.h"
@@ -14,18 +15,22 @@ namespace shard::cuda {
 
 namespace {
 
-// The contexts of the process that live. Never destroyed.
-struct Registry {
-  std::mutex mutex;
-  std::map<int, std::weak_ptr<Context>> contexts;  // By ordinal.
-};
-
-Registry* TheRegistry() {
-  static auto* const registry = new Registry();
-  return registry;
-}
+// The major number of the oldest compute capability that kernels are built for.
+constexpr int kLeastMajor = 8;
 
 }  // namespace
+
+Context::Current::Current(const Context& context)
+    : api_(context.api()), result_(api_.CtxPushCurrent(context.handle())) {
+  if (result_ == CuResult::kSuccess) api_.ThreadExchangeCaptureMode(&mode_);
+}
+
+Context::Current::~Current() {
+  if (result_ != CuResult::kSuccess) return;
+  CuContext popped = nullptr;
+  api_.ThreadExchangeCaptureMode(&mode_);
+  api_.CtxPopCurrent(&popped);
+}
 
 Context::Context(const Driver* driver, int ordinal)
     : driver_(driver),
@@ -34,19 +39,13 @@ Context::Context(const Driver* driver, int ordinal)
       monitor_(MakeSharedUnlessForked<Monitor>()) {}
 
 StatusOr<std::shared_ptr<Context>> Context::Open(int ordinal) {
-  // First, because the registry is of no use in a child of fork.
   SHARD_ASSIGN_OR_RETURN(const Driver* const driver, Driver::Load());
-  Registry* const registry = TheRegistry();
-  const std::lock_guard<std::mutex> lock(registry->mutex);
-  std::weak_ptr<Context>& known = registry->contexts[ordinal];
-  if (auto context = known.lock()) return context;
   const pid_t owner = ::getpid();
   std::shared_ptr<Context> context(new Context(driver, ordinal),
                                    [owner](Context* it) {
                                      if (::getpid() == owner) delete it;
                                    });
   SHARD_RETURN_IF_ERROR(context->Retain().WithContext(context->name()));
-  known = context;
   return context;
 }
 
@@ -59,16 +58,27 @@ Status Context::Retain() {
                            "; look at nvidia-smi and CUDA_VISIBLE_DEVICES");
   }
   SHARD_CUDA_CALL(driver_, DeviceGet, &device_, ordinal_);
+  int major = 0;
+  int minor = 0;
   int unified = 0;
   int multiprocessors = 0;
+  SHARD_CUDA_CALL(driver_, DeviceGetAttribute, &major,
+                  CuDeviceAttribute::kComputeCapabilityMajor, device_);
+  SHARD_CUDA_CALL(driver_, DeviceGetAttribute, &minor,
+                  CuDeviceAttribute::kComputeCapabilityMinor, device_);
   SHARD_CUDA_CALL(driver_, DeviceGetAttribute, &unified,
                   CuDeviceAttribute::kUnifiedAddressing, device_);
   SHARD_CUDA_CALL(driver_, DeviceGetAttribute, &multiprocessors,
                   CuDeviceAttribute::kMultiprocessorCount, device_);
+  if (major < kLeastMajor) {
+    return BackendUnavailable("the device has compute capability ", major, ".",
+                              minor, "; libshard needs ", kLeastMajor,
+                              ".0 or later: use another GPU");
+  }
   if (unified == 0) {
     return BackendUnavailable(
-        "the device shares no addresses with the host; libshard needs a "
-        "device of compute capability 8.0 or later");
+        "the device shares no addresses with the host, which libshard needs; "
+        "use a 64-bit system");
   }
   multiprocessors_ = static_cast<unsigned>(std::max(multiprocessors, 1));
   SHARD_CUDA_CALL(driver_, DevicePrimaryCtxRetain, &handle_, device_);
@@ -76,11 +86,10 @@ Status Context::Retain() {
 }
 
 Context::~Context() {
-  if (handle_ == nullptr) return;
-  if (api().CtxPushCurrent(handle_) == CuResult::kSuccess) {
+  if (handle_ == nullptr || is_abandoned()) return;
+  {
+    const Current current(*this);
     for (const CuEvent event : events_) api().EventDestroy(event);
-    CuContext popped = nullptr;
-    api().CtxPopCurrent(&popped);
   }
   api().DevicePrimaryCtxRelease(device_);
 }
@@ -104,6 +113,12 @@ StatusOr<CuEvent> Context::TakeEvent() {
 void Context::ReturnEvent(CuEvent event) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   events_.push_back(event);
+}
+
+bool Context::IsLost() const {
+  size_t free = 0;
+  size_t total = 0;
+  return api().MemGetInfo(&free, &total) != CuResult::kSuccess;
 }
 
 StatusOr<bool> Context::Await(CuEvent event, const Deadline& deadline,

@@ -27,7 +27,7 @@ namespace shard::cuda {
 
 class Context {
  public:
-  // Returns the context of device `ordinal`, the same one as long as one lives.
+  // Retains the context of device `ordinal`.
   static StatusOr<std::shared_ptr<Context>> Open(int ordinal);
   ~Context();
   Context(const Context&) = delete;
@@ -46,18 +46,36 @@ class Context {
   // What the threads of all streams of the context wait on.
   const std::shared_ptr<Monitor>& monitor() const { return monitor_; }
 
+  // Makes the context current in this thread while it lives. Meanwhile the
+  // thread may call what is forbidden while work of any stream is captured,
+  // since the host may capture its own.
+  class Current {
+   public:
+    explicit Current(const Context& context);
+    ~Current();
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+
+    // Whether it is current.
+    CuResult result() const { return result_; }
+
+   private:
+    const DriverApi& api_;
+    const CuResult result_;
+    CuCaptureMode mode_ = CuCaptureMode::kRelaxed;  // Of the host.
+  };
+
   // Runs `work`, a Status(), while the context is current in this thread.
   template <typename Work>
   Status Run(const Work& work) const {
-    SHARD_CUDA_CALL(driver_, CtxPushCurrent, handle_);
-    const Status status = work();
-    CuContext popped = nullptr;
-    const CuResult pop = api().CtxPopCurrent(&popped);
-    return status.ok() ? driver_->ToStatus(pop, "cuCtxPopCurrent") : status;
+    const Current current(*this);
+    SHARD_RETURN_IF_ERROR(
+        driver_->ToStatus(current.result(), "cuCtxPushCurrent"));
+    return work();
   }
 
-  // Takes an event from those that are not in use, or makes one. REQUIRES, of
-  // both: the context is current.
+  // Takes an event from those that are not in use, or makes one. REQUIRES: the
+  // context is current.
   StatusOr<CuEvent> TakeEvent();
   void ReturnEvent(CuEvent event) noexcept;
 
@@ -67,8 +85,12 @@ class Context {
   StatusOr<bool> Await(CuEvent event, const Deadline& deadline,
                        const std::function<bool()>& stop) const;
 
-  // Work is left on the device that did not end: no memory of the context is
-  // freed from here on, because that work may write it.
+  // Returns whether no call works any more: then nothing runs on the device.
+  // REQUIRES: the context is current.
+  bool IsLost() const;
+
+  // Work is left on the device that did not end: nothing of the context is
+  // freed or ended from here on, because that work may use it.
   void Abandon() { abandoned_.store(true, std::memory_order_relaxed); }
   bool is_abandoned() const {
     return abandoned_.load(std::memory_order_relaxed);

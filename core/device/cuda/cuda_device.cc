@@ -2,12 +2,17 @@
 
 #include "core/device/cuda/cuda_device.h"
 
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
+#include "core/base/strings.h"
 #include "core/device/cuda/context.h"
 #include "core/device/cuda/cuda_stream.h"
 #include "core/device/cuda/device_names.h"
+#include "core/device/cuda/driver.h"
 #include "core/device/cuda/kernels.h"
 #include "core/device/cuda/memory.h"
 #include "core/device/cuda/update_table.h"
@@ -15,6 +20,10 @@
 namespace shard::cuda {
 
 namespace {
+
+CuPointer PointerOf(const void* memory) {
+  return reinterpret_cast<CuPointer>(memory);
+}
 
 class CudaDevice final : public Device {
  public:
@@ -62,6 +71,13 @@ class CudaDevice final : public Device {
                          "optimizer, or the device \"cpu\"");
   }
 
+  Status CheckPlace(const void* memory, MemoryPlace place) const override {
+    return context_->Run([&] {
+      return place == MemoryPlace::kDevice ? CheckIsTensor(memory)
+                                           : CheckIsHosts(memory);
+    });
+  }
+
   Status Prepare(UpdateList* list) override {
     SHARD_ASSIGN_OR_RETURN(list->prepared, UpdateTable::Make(memory_, *list));
     return Status();
@@ -69,33 +85,96 @@ class CudaDevice final : public Device {
 
  private:
   Status CheckOfContext(CuStream stream) const {
+    if (stream == PerThreadStream()) {
+      return InvalidArgument(
+          "the per-thread default stream is another one in each thread; give a "
+          "stream that was made, or null for the legacy default stream");
+    }
     return context_->Run([&] {
       CuContext owner = nullptr;
       const CuResult result = context_->api().StreamGetCtx(stream, &owner);
-      if (result == CuResult::kSuccess && owner == context_->handle()) {
-        return Status();
+      const bool unknown = result == CuResult::kInvalidHandle ||
+                           result == CuResult::kInvalidContext ||
+                           result == CuResult::kInvalidValue;
+      if (unknown || (result == CuResult::kSuccess && owner != handle())) {
+        return InvalidArgument(
+            "the stream is not one of the primary context of ", name(),
+            "; give a CUstream that was made while that device was current, or "
+            "null for the legacy default stream");
       }
-      return InvalidArgument(
-          "the stream is not one of the primary context of ", name(),
-          "; give a CUstream that was made while that device was current, or "
-          "null for the legacy default stream");
+      return context_->driver()->ToStatus(result, "cuStreamGetCtx");
     });
   }
+
+  // Finds what kind of memory that is; kHost where the driver does not know it.
+  Status FindType(const void* memory, CuMemoryType* type) const {
+    *type = CuMemoryType::kHost;
+    const CuResult result = context_->api().PointerGetAttribute(
+        type, CuPointerAttribute::kMemoryType, PointerOf(memory));
+    if (result == CuResult::kInvalidValue) return Status();
+    return context_->driver()->ToStatus(result, "cuPointerGetAttribute");
+  }
+
+  // REQUIRES, of both: the context is current.
+  Status CheckIsTensor(const void* memory) const {
+    CuMemoryType type = CuMemoryType::kHost;
+    SHARD_RETURN_IF_ERROR(FindType(memory, &type));
+    if (type == CuMemoryType::kHost) {
+      return InvalidArgument("the memory at ", FormatHex(PointerOf(memory)),
+                             " is the host's; give memory of ", name());
+    }
+    int ordinal = 0;
+    SHARD_CUDA_CALL(context_->driver(), PointerGetAttribute, &ordinal,
+                    CuPointerAttribute::kDeviceOrdinal, PointerOf(memory));
+    if (ordinal == context_->ordinal()) return Status();
+    return InvalidArgument("the memory at ", FormatHex(PointerOf(memory)),
+                           " is of cuda:", ordinal, "; give memory of ",
+                           name());
+  }
+  Status CheckIsHosts(const void* memory) const {
+    CuMemoryType type = CuMemoryType::kHost;
+    SHARD_RETURN_IF_ERROR(FindType(memory, &type));
+    if (type == CuMemoryType::kHost) return Status();
+    return InvalidArgument("the memory at ", FormatHex(PointerOf(memory)),
+                           " is of a GPU; give memory of the host");
+  }
+
+  CuContext handle() const { return context_->handle(); }
 
   const std::shared_ptr<Context> context_;
   const std::shared_ptr<const Kernels> kernels_;
   const Memory memory_;
 };
 
+// The devices of the process that are in use: engines on one GPU share its
+// kernels and its memory pool. Never destroyed.
+struct OpenedDevices {
+  std::mutex mutex;
+  std::map<int, std::weak_ptr<Device>> devices;  // By ordinal.
+};
+
+OpenedDevices* TheOpenedDevices() {
+  static auto* const opened = new OpenedDevices();
+  return opened;
+}
+
 }  // namespace
 
 StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view id) {
   SHARD_ASSIGN_OR_RETURN(const int ordinal, OrdinalOf(id));
+  // First, because the devices are of no use in a child of fork.
+  SHARD_RETURN_IF_ERROR(Driver::Load().status());
+  OpenedDevices* const opened = TheOpenedDevices();
+  const std::lock_guard<std::mutex> lock(opened->mutex);
+  std::weak_ptr<Device>& known = opened->devices[ordinal];
+  if (auto device = known.lock()) return device;
   SHARD_ASSIGN_OR_RETURN(auto context, Context::Open(ordinal));
   SHARD_ASSIGN_OR_RETURN(auto kernels, Kernels::Load(context));
   SHARD_ASSIGN_OR_RETURN(Memory memory, Memory::Open(context));
-  return std::shared_ptr<Device>(std::make_shared<CudaDevice>(
-      std::move(context), std::move(kernels), std::move(memory)));
+  std::shared_ptr<Device> device = std::make_shared<CudaDevice>(
+      std::move(context), std::move(kernels), std::move(memory));
+  known = device;
+  return device;
 }
 
 }  // namespace shard::cuda

@@ -8,6 +8,24 @@
 
 namespace shard::cuda {
 
+namespace {
+
+constexpr std::string_view kRecord = "record an event";
+
+// An event in a capture would draw the streams that wait for it into the host's
+// graph.
+Status CheckNotCaptured(const StreamCore& core) {
+  CuCaptureStatus status = CuCaptureStatus::kNone;
+  SHARD_CUDA_CALL(core.context()->driver(), StreamIsCapturing, core.native(),
+                  &status);
+  if (status == CuCaptureStatus::kNone) return Status();
+  return FailedPrecondition(
+      "the host captures the work of its stream as a CUDA graph; call libshard "
+      "before the capture begins, or after it has ended");
+}
+
+}  // namespace
+
 CudaEvent::CudaEvent(std::shared_ptr<StreamCore> core)
     : core_(std::move(core)), last_(core_->last()) {}
 
@@ -20,13 +38,19 @@ CudaEvent::~CudaEvent() {
 StatusOr<Event> CudaEvent::Record(const std::shared_ptr<StreamCore>& core,
                                   WorkQueue::Turn turn) {
   const auto made = std::make_shared<CudaEvent>(core);
-  SHARD_RETURN_IF_ERROR(core->context()->Run([&] {
+  const Status recorded = core->context()->Run([&]() -> Status {
+    if (core->queue() == nullptr)
+      SHARD_RETURN_IF_ERROR(CheckNotCaptured(*core));
     SHARD_ASSIGN_OR_RETURN(made->event_, core->context()->TakeEvent());
     return turn == WorkQueue::Turn::kNow ? made->RecordNow() : Status();
-  }));
+  });
+  if (!recorded.ok()) return core->InContext(kRecord, recorded);
   if (turn == WorkQueue::Turn::kLater) {
-    core->queue()->Push("record an event", [made] {
-      return made->core_->context()->Run([&] { return made->RecordNow(); });
+    core->queue()->Push(kRecord, [made] {
+      const StreamCore& stream = *made->core_;
+      const Status status =
+          stream.context()->Run([&] { return made->RecordNow(); });
+      return status.ok() ? status : stream.InContext(kRecord, status);
     });
     made->given_ = core->queue()->Record();
   }
@@ -81,11 +105,14 @@ Status CudaEvent::Synchronize(const Deadline& deadline) const {
   return Status();
 }
 
-Status CudaEvent::MakeWait(CuStream stream) const {
+Status CudaEvent::MakeWait(const StreamCore& stream) const {
   SHARD_RETURN_IF_ERROR(given_.Synchronize(Deadline::After(0)));
-  SHARD_CUDA_CALL(core_->context()->driver(), StreamWaitEvent, stream, event_,
-                  0);
-  return Status();
+  const Status status = stream.context()->Run([&] {
+    SHARD_CUDA_CALL(stream.context()->driver(), StreamWaitEvent,
+                    stream.native(), event_, 0);
+    return Status();
+  });
+  return status.ok() ? status : stream.InContext("wait", status);
 }
 
 }  // namespace shard::cuda

@@ -35,7 +35,7 @@ class CudaEvent final : public EventState {
   const Event& given() const { return given_; }
   // Makes the work that `stream` is given from here on run after the event.
   // REQUIRES: given() is done.
-  Status MakeWait(CuStream stream) const;
+  Status MakeWait(const StreamCore& stream) const;
 
  private:
   Status RecordNow() const;

@@ -56,6 +56,7 @@ CudaStream::~CudaStream() { core_->End(); }
 
 template <typename Work>
 void CudaStream::Submit(std::string_view what, Work work) {
+  core_->set_last(what);
   switch (core_->turn()) {
     case WorkQueue::Turn::kNow:
       core_->SubmitNow(what, work);
@@ -201,13 +202,14 @@ void CudaStream::Call(std::string_view what, std::function<Status()> work) {
   const auto run = [core = core_.get(),
                     work = std::move(work)](auto stop) -> Status {
     bool done = false;
-    SHARD_RETURN_IF_ERROR(core->context()->Run([&] {
+    const Status waited = core->context()->Run([&] {
       SHARD_ASSIGN_OR_RETURN(
           done,
           core->AwaitAll(
               Deadline::After(std::numeric_limits<double>::infinity()), stop));
       return Status();
-    }));
+    });
+    if (!waited.ok()) return core->InContext("wait for a call", waited);
     return done ? work() : Cancelled("stream '", core->name(), "' was ended");
   };
   if (core_->turn() == WorkQueue::Turn::kNever) return;
@@ -243,16 +245,12 @@ void CudaStream::Wait(const Event& event, const Deadline& deadline) {
       (turn == WorkQueue::Turn::kLater || !awaited->given().IsDone())) {
     queue->PushWait(awaited->given(), deadline);
     queue->Push("wait", [event, awaited, core = core_.get()] {
-      return core->context()->Run(
-          [&] { return awaited->MakeWait(core->native()); });
+      return awaited->MakeWait(*core);
     });
     return;
   }
   Status status = awaited->given().Synchronize(deadline);
-  if (status.ok()) {
-    status = core_->context()->Run(
-        [&] { return awaited->MakeWait(core_->native()); });
-  }
+  if (status.ok()) status = awaited->MakeWait(*core_);
   if (!status.ok()) core_->Fail(status);
 }
 

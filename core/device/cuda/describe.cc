@@ -64,7 +64,7 @@ Json Devices(const Driver* driver) {
   return devices;
 }
 
-// A library that is opened where one of its names is found.
+// A library that is open while this lives, where one of its names is found.
 class Library {
  public:
   explicit Library(std::initializer_list<const char*> names) {
@@ -81,6 +81,13 @@ class Library {
       }
     }
   }
+
+  // The host's process stays as it was.
+  ~Library() {
+    if (handle_ != nullptr) dlclose(handle_);
+  }
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
 
   template <typename Function>
   Function Find(const char* symbol) const {
@@ -100,7 +107,6 @@ class Library {
   }
 
  private:
-  // Stays open: others may use the library.
   void* handle_ = nullptr;
   std::string name_;
   std::string error_;

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -22,6 +23,13 @@ constexpr char kRemedy[] =
 
 // Returns the code of an error, and what to do about it.
 std::pair<StatusCode, std::string_view> Describe(CuResult result) {
+  if (result >= CuResult::kStreamCaptureUnsupported &&
+      result <= CuResult::kCapturedEvent) {
+    return {
+        StatusCode::kFailedPrecondition,
+        "; the host captures a CUDA graph: call libshard before the capture "
+        "begins, or after it has ended"};
+  }
   switch (result) {
     case CuResult::kOutOfMemory:
       return {StatusCode::kResourceExhausted, ""};
@@ -51,9 +59,18 @@ std::pair<StatusCode, std::string_view> Describe(CuResult result) {
     case CuResult::kSystemDriverMismatch:
     case CuResult::kNotSupported:
       return {StatusCode::kBackendUnavailable, ""};
-    case CuResult::kStreamCaptureUnsupported:
-      return {StatusCode::kFailedPrecondition,
-              "; the call is not allowed while a stream is captured"};
+    case CuResult::kDeviceUnavailable:
+      return {
+          StatusCode::kBackendUnavailable,
+          "; another process has the device for itself: look at nvidia-smi, "
+          "and at its compute mode (nvidia-smi -c)"};
+    case CuResult::kMpsConnectionFailed:
+    case CuResult::kMpsRpcFailure:
+    case CuResult::kMpsServerNotReady:
+      return {StatusCode::kBackendUnavailable,
+              "; look at nvidia-cuda-mps-control, which shares the device"};
+    case CuResult::kNotPermitted:
+      return {StatusCode::kFailedPrecondition, ""};
     default:
       // After most of these the device's context is of no use any more.
       return {StatusCode::kUnavailable,
@@ -140,21 +157,23 @@ StatusOr<const Driver*> Driver::Load() {
   // Never destroyed: devices may be, when the process ends.
   struct Loaded {
     std::mutex mutex;
-    pid_t owner = 0;
+    std::atomic<pid_t> owner = 0;
     Driver driver;
   };
   static Loaded* const loaded = new Loaded();
-  const std::lock_guard<std::mutex> lock(loaded->mutex);
-  if (loaded->owner == ::getpid()) return &loaded->driver;
-  if (loaded->owner != 0) {
+  const pid_t self = ::getpid();
+  // Before the mutex, which a child of fork may find held for ever.
+  if (const pid_t owner = loaded->owner.load(); owner != 0 && owner != self) {
     return FailedPrecondition(
-        "process ", ::getpid(), " was forked from process ", loaded->owner,
+        "process ", self, " was forked from process ", owner,
         ", which had used CUDA before, and cannot use it; fork first, or start "
         "a new program (exec)");
   }
+  const std::lock_guard<std::mutex> lock(loaded->mutex);
+  if (loaded->owner.load() == self) return &loaded->driver;
   // An error is not kept: the next call may find what is missing.
   SHARD_ASSIGN_OR_RETURN(loaded->driver, Open());
-  loaded->owner = ::getpid();
+  loaded->owner.store(self);
   return &loaded->driver;
 }
 

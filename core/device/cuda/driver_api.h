@@ -38,7 +38,13 @@ enum class CuResult : int {
   kNotPermitted = 800,
   kNotSupported = 801,
   kSystemDriverMismatch = 803,
+  kMpsConnectionFailed = 805,
+  kMpsRpcFailure = 806,
+  kMpsServerNotReady = 807,
+  // The first and the last of the errors that a capture of work makes.
   kStreamCaptureUnsupported = 900,
+  kStreamCaptureImplicit = 906,
+  kCapturedEvent = 907,
   kUnknown = 999,
 };
 
@@ -59,6 +65,14 @@ struct CuUuid {
 inline CuStream LegacyStream() {
   return reinterpret_cast<CuStream>(uintptr_t{1});
 }
+// Another stream in each thread.
+inline CuStream PerThreadStream() {
+  return reinterpret_cast<CuStream>(uintptr_t{2});
+}
+
+// What a thread may do while some stream's work is captured as a graph.
+enum class CuCaptureMode : int { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
+enum class CuCaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
 
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
@@ -128,6 +142,10 @@ struct CuMemoryPoolProps {
   X(StreamWaitEvent, cuStreamWaitEvent,                                       \
     (CuStream stream, CuEvent event, unsigned flags))                         \
   X(StreamGetCtx, cuStreamGetCtx, (CuStream stream, CuContext * context))     \
+  X(StreamIsCapturing, cuStreamIsCapturing,                                   \
+    (CuStream stream, CuCaptureStatus * status))                              \
+  X(ThreadExchangeCaptureMode, cuThreadExchangeStreamCaptureMode,             \
+    (CuCaptureMode * mode))                                                   \
   X(EventCreate, cuEventCreate, (CuEvent * event, unsigned flags))            \
   X(EventDestroy, cuEventDestroy_v2, (CuEvent event))                         \
   X(EventRecord, cuEventRecord, (CuEvent event, CuStream stream))             \
@@ -137,6 +155,7 @@ struct CuMemoryPoolProps {
   X(MemPoolCreate, cuMemPoolCreate,                                           \
     (CuMemoryPool * pool, const CuMemoryPoolProps* props))                    \
   X(MemPoolDestroy, cuMemPoolDestroy, (CuMemoryPool pool))                    \
+  X(MemPoolTrimTo, cuMemPoolTrimTo, (CuMemoryPool pool, size_t bytes))        \
   X(MemAllocFromPoolAsync, cuMemAllocFromPoolAsync,                           \
     (CuPointer * memory, size_t bytes, CuMemoryPool pool, CuStream stream))   \
   X(MemFreeAsync, cuMemFreeAsync, (CuPointer memory, CuStream stream))        \

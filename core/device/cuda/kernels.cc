@@ -29,10 +29,9 @@ Kernels::Kernels(std::shared_ptr<Context> context)
 
 Kernels::~Kernels() {
   if (module_ == nullptr || ::getpid() != owner_) return;
-  static_cast<void>(context_->Run([this] {
-    context_->api().ModuleUnload(module_);
-    return Status();
-  }));
+  if (context_->is_abandoned()) return;
+  const Context::Current current(*context_);
+  context_->api().ModuleUnload(module_);
 }
 
 StatusOr<std::shared_ptr<const Kernels>> Kernels::Load(
@@ -57,6 +56,7 @@ Status Kernels::LoadModule() {
           "; libshard_cuda.so was built without a CUDA toolkit, and has no "
           "code for GPUs: build it with one");
     }
+    if (status.code() != StatusCode::kBackendUnavailable) return status;
     return Status(status.code(),
                   StrCat(status.message(), "; the driver is for CUDA ",
                          Driver::VersionText(context_->driver()->version()),

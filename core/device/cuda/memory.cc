@@ -4,7 +4,6 @@
 
 #include <unistd.h>
 
-#include <cstring>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -20,37 +19,6 @@ CuPointer PointerOf(const void* memory) {
   return reinterpret_cast<CuPointer>(memory);
 }
 
-// The end of a piece of memory: nothing in a child of fork.
-class Piece {
- public:
-  Piece() : owner_pid_(::getpid()) {}
-  Piece(const Piece&) = delete;
-  Piece& operator=(const Piece&) = delete;
-
- protected:
-  bool IsMine() const { return ::getpid() == owner_pid_; }
-
- private:
-  const pid_t owner_pid_;
-};
-
-class HostPiece : public Piece {
- public:
-  HostPiece(std::shared_ptr<Context> context, void* memory)
-      : context_(std::move(context)), memory_(memory) {}
-  ~HostPiece() {
-    if (!IsMine() || context_->is_abandoned()) return;
-    static_cast<void>(context_->Run([this] {
-      context_->api().MemFreeHost(memory_);
-      return Status();
-    }));
-  }
-
- private:
-  const std::shared_ptr<Context> context_;
-  void* const memory_;
-};
-
 }  // namespace
 
 // The pool of a device's memory, and the stream in whose order it is allocated
@@ -63,12 +31,10 @@ class Memory::Pool {
   Pool& operator=(const Pool&) = delete;
 
   ~Pool() {
-    if (::getpid() != owner_pid_) return;
-    static_cast<void>(context_->Run([this] {
-      if (pool_ != nullptr) context_->api().MemPoolDestroy(pool_);
-      if (stream_ != nullptr) context_->api().StreamDestroy(stream_);
-      return Status();
-    }));
+    if (::getpid() != owner_pid_ || context_->is_abandoned()) return;
+    const Context::Current current(*context_);
+    if (pool_ != nullptr) context_->api().MemPoolDestroy(pool_);
+    if (stream_ != nullptr) context_->api().StreamDestroy(stream_);
   }
 
   // REQUIRES, of this and the following: the context is current.
@@ -94,14 +60,20 @@ class Memory::Pool {
                : api.MemAllocFromPoolAsync(memory, bytes, pool_, stream_);
   }
 
-  // Frees memory that no work uses any more.
-  void Free(CuPointer memory) const {
-    if (context_->is_abandoned()) return;
+  // Frees memory that no work uses any more. Anywhere, but not in a child of
+  // fork.
+  void Free(CuPointer memory) const noexcept {
+    if (::getpid() != owner_pid_ || context_->is_abandoned()) return;
+    const Context::Current current(*context_);
     if (pool_ == nullptr) {
       context_->api().MemFree(memory);
-    } else {
-      context_->api().MemFreeAsync(memory, stream_);
+      return;
     }
+    context_->api().MemFreeAsync(memory, stream_);
+    // A pool keeps what is free until the host waits for the driver, which
+    // nothing here does; others use the device, too. This gives back what was
+    // freed before.
+    context_->api().MemPoolTrimTo(pool_, 0);
   }
 
   // Fills memory, and waits for that.
@@ -140,6 +112,7 @@ class Memory::Pool {
 
 StatusOr<Memory> Memory::Open(std::shared_ptr<Context> context) {
   Memory memory;
+  memory.pinned_ = PinnedMemory::Create(context);
   memory.pool_ = std::make_shared<Pool>(std::move(context));
   Pool& pool = *memory.pool_;
   SHARD_RETURN_IF_ERROR(pool.context()->Run([&] { return pool.Open(); }));
@@ -159,23 +132,22 @@ StatusOr<DeviceMemory> Memory::Upload(const void* from, size_t bytes,
 StatusOr<DeviceMemory> Memory::AllocateFilled(size_t bytes, const void* from,
                                               std::string_view what) const {
   if (bytes == 0) return DeviceMemory();
-  class DevicePiece : public Piece {
+  class Piece {
    public:
-    explicit DevicePiece(std::shared_ptr<Pool> pool) : pool_(std::move(pool)) {}
-    ~DevicePiece() {
-      if (!IsMine() || memory == 0) return;
-      static_cast<void>(pool_->context()->Run([this] {
-        pool_->Free(memory);
-        return Status();
-      }));
+    explicit Piece(std::shared_ptr<Pool> pool) : pool_(std::move(pool)) {}
+    ~Piece() {
+      if (memory != 0) pool_->Free(memory);
     }
+    Piece(const Piece&) = delete;
+    Piece& operator=(const Piece&) = delete;
+
     CuPointer memory = 0;
 
    private:
     const std::shared_ptr<Pool> pool_;
   };
   const Context& context = *pool_->context();
-  const auto piece = std::make_shared<DevicePiece>(pool_);
+  const auto piece = std::make_shared<Piece>(pool_);
   SHARD_RETURN_IF_ERROR(context.Run([&] {
     const CuResult result = pool_->Allocate(bytes, &piece->memory);
     if (result == CuResult::kOutOfMemory) {
@@ -195,36 +167,6 @@ StatusOr<DeviceMemory> Memory::AllocateFilled(size_t bytes, const void* from,
   }));
   return DeviceMemory(reinterpret_cast<std::byte*>(piece->memory), bytes,
                       piece);
-}
-
-StatusOr<DeviceMemory> Memory::AllocateHost(size_t bytes,
-                                            std::string_view what) const {
-  if (bytes == 0) return DeviceMemory();
-  const std::shared_ptr<Context>& context = pool_->context();
-  void* memory = nullptr;
-  const Status status = context->Run([&] {
-    const CuResult result = context->api().MemHostAlloc(
-        &memory, bytes, kHostAllocPortable | kHostAllocDeviceMap);
-    if (result == CuResult::kOutOfMemory) {
-      return ResourceExhausted(what, ": ", FormatBytes(bytes), " (", bytes,
-                               " bytes) of the host's memory that stays in "
-                               "place (pinned) for ",
-                               context->name(),
-                               "; free memory, or raise the limit of the "
-                               "container");
-    }
-    return context->driver()->ToStatus(result, "cuMemHostAlloc");
-  });
-  if (!status.ok()) return status;
-  std::shared_ptr<HostPiece> piece;
-  try {
-    piece = std::make_shared<HostPiece>(context, memory);
-  } catch (...) {
-    const HostPiece freed(context, memory);
-    throw;
-  }
-  std::memset(memory, 0, bytes);
-  return DeviceMemory(static_cast<std::byte*>(memory), bytes, std::move(piece));
 }
 
 }  // namespace shard::cuda

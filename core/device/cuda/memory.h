@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Memory: the memory of a device, and memory of the host that the device
-// reaches, too. Allocating and freeing wait for no other work of the device,
-// where the driver has memory pools: both go in the order of a stream of their
-// own.
+// reaches, too (pinned_memory.h). Allocating and freeing wait for no other work
+// of the device, where the driver has memory pools: both go in the order of a
+// stream of their own.
 //
 // Thread-safe. The memory may outlive the object.
 
@@ -16,6 +16,7 @@
 
 #include "core/base/status.h"
 #include "core/device/cuda/context.h"
+#include "core/device/cuda/pinned_memory.h"
 #include "core/device/device.h"
 
 namespace shard::cuda {
@@ -27,7 +28,9 @@ class Memory {
   // As Device::Allocate and Device::AllocateHost.
   StatusOr<DeviceMemory> Allocate(size_t bytes, std::string_view what) const;
   StatusOr<DeviceMemory> AllocateHost(size_t bytes,
-                                      std::string_view what) const;
+                                      std::string_view what) const {
+    return pinned_->Allocate(bytes, what);
+  }
 
   // Allocates memory of the device with a copy of the host's `bytes` bytes at
   // `from`.
@@ -42,6 +45,7 @@ class Memory {
                                         std::string_view what) const;
 
   std::shared_ptr<Pool> pool_;
+  std::shared_ptr<PinnedMemory> pinned_;
 };
 
 }  // namespace shard::cuda

@@ -44,7 +44,7 @@ std::shared_ptr<StreamCore> StreamCore::Wrap(std::shared_ptr<Context> context,
   return core;
 }
 
-void StreamCore::End() {
+void StreamCore::End() noexcept {
   if (IsForked()) {
     // Its thread does not exist here, and its mutex may be held for ever.
     static_cast<void>(queue_.release());
@@ -60,15 +60,21 @@ void StreamCore::End() {
   if (queue == nullptr) return;
   queue.reset();
   if (native_ == nullptr) return;
-  static_cast<void>(context_->Run([this] {
-    const StatusOr<bool> done = AwaitAll(Deadline::After(kEndTimeout), nullptr);
-    if (done.ok() && !*done) {
-      context_->Abandon();
-      return Status();
-    }
+  const Context::Current current(*context_);
+  if (HasEnded()) {
     context_->api().StreamDestroy(native_);
-    return Status();
-  }));
+  } else {
+    context_->Abandon();
+  }
+}
+
+bool StreamCore::HasEnded() noexcept {
+  try {
+    const StatusOr<bool> done = AwaitAll(Deadline::After(kEndTimeout), nullptr);
+    return done.ok() ? *done : context_->IsLost();
+  } catch (...) {  // NOLINT: out of memory
+    return false;
+  }
 }
 
 bool StreamCore::IsForked() const { return ::getpid() != owner_; }

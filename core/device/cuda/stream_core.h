@@ -34,9 +34,10 @@ class StreamCore {
   StreamCore(const StreamCore&) = delete;
   StreamCore& operator=(const StreamCore&) = delete;
 
-  // Ends the stream: drops what has not begun, and waits for what has. Only
-  // events use the core after it.
-  void End();
+  // Ends the stream: drops what has not begun, and waits for what has. Where
+  // that does not end, the context is abandoned. Only events use the core after
+  // it.
+  void End() noexcept;
 
   Context* context() const { return context_.get(); }
   std::string_view name() const { return name_; }
@@ -54,15 +55,15 @@ class StreamCore {
   WorkQueue::Turn turn() const;
 
   // Gives the driver `work`, a Status(), now, and fails the stream where that
-  // fails. `what`, a literal, names the work.
+  // fails.
   template <typename Work>
   void SubmitNow(std::string_view what, const Work& work) {
-    last_ = what;
     if (const Status status = context_->Run(work); !status.ok()) {
       Fail(InContext(what, status));
     }
   }
-  // What the driver was given last.
+  // What the stream was given last: a literal, for errors.
+  void set_last(std::string_view what) { last_ = what; }
   std::string_view last() const { return last_; }
 
   // Waits until the device has done all that the driver was given, as
@@ -74,6 +75,9 @@ class StreamCore {
 
  private:
   StreamCore(std::shared_ptr<Context> context, std::string_view name);
+
+  // Returns whether the device has done, or dropped, all that it was given.
+  bool HasEnded() noexcept;
 
   const std::shared_ptr<Context> context_;
   const std::string_view name_;

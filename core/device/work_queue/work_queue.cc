@@ -250,6 +250,7 @@ Event WorkQueue::Record() const {
 
 Status WorkQueue::Synchronize(const Deadline& deadline) const {
   std::unique_lock<std::mutex> lock(state_->monitor->mutex);
+  if (state_->completed == state_->pushed) return state_->error;
   return state_->WaitFor(state_->pushed, nullptr, deadline, &lock);
 }
 

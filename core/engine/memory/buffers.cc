@@ -53,7 +53,9 @@ StatusOr<EngineMemory> EngineMemory::Allocate(const Plan& plan,
   memory.rank_ = comm->rank();
   memory.shared_ = comm->direct();
   const MemorySizes sizes = LayOutMemory(plan, memory.shared_);
-  if (memory.shared_) {
+  // One rank on an accelerator has its tensors there.
+  const bool is_visible = memory.shared_ && device->ReachesSharedMemory();
+  if (is_visible) {
     SHARD_ASSIGN_OR_RETURN(
         memory.params_,
         AllocateVisible(comm, "allocate parameters", sizes.params,
@@ -66,15 +68,16 @@ StatusOr<EngineMemory> EngineMemory::Allocate(const Plan& plan,
         AllocateVisible(comm, "allocate gradient slots", sizes.grad_slots,
                         SymmetricKind::kPerRank, deadline));
   }
-  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, "allocate private memory",
-                                      memory.AllocatePrivate(sizes, device),
-                                      deadline));
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(
+      comm, "allocate private memory",
+      memory.AllocatePrivate(sizes, !is_visible, device), deadline));
   memory.PlaceBuffers(plan);
   return memory;
 }
 
-Status EngineMemory::AllocatePrivate(const MemorySizes& sizes, Device* device) {
-  if (!shared_) {
+Status EngineMemory::AllocatePrivate(const MemorySizes& sizes, bool with_arenas,
+                                     Device* device) {
+  if (with_arenas) {
     SHARD_ASSIGN_OR_RETURN(params_.pages,
                            AllocateSome(device, "parameters", sizes.params));
     SHARD_ASSIGN_OR_RETURN(grads_.pages,

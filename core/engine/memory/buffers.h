@@ -119,7 +119,9 @@ class EngineMemory {
                                          std::string_view what, uint64_t bytes,
                                          SymmetricKind kind,
                                          const Deadline& deadline);
-  Status AllocatePrivate(const MemorySizes& sizes, Device* device);
+  // `with_arenas`: the memory that others see elsewhere is private, too.
+  Status AllocatePrivate(const MemorySizes& sizes, bool with_arenas,
+                         Device* device);
   void PlaceBuffers(const Plan& plan);
 
   const Plan* plan_ = nullptr;

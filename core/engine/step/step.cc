@@ -159,6 +159,7 @@ template <typename Meeting>
 void Stepper::EnqueueMeeting(std::string_view what, const Meeting& meeting) {
   // The functions capture one pointer, and allocate nothing.
   static_assert(sizeof(meeting) == sizeof(this));
+  if (deps_.comm->world_size() == 1) return;
   if (deps_.compute->IsInline()) {
     deps_.compute->Call(what, meeting);
     return;

@@ -18,9 +18,10 @@
 namespace shard {
 
 // Returns whether the ranks of engines on `device` read and write each other's
-// tensors where they lie.
+// tensors where they lie. One rank has no others.
 inline bool SharesTensors(const Communicator& comm, const Device& device) {
-  return comm.direct() && device.ReachesSharedMemory();
+  return comm.direct() &&
+         (device.ReachesSharedMemory() || comm.world_size() == 1);
 }
 
 // Returns the bytes that this host still has to give to the engines of `plan`

@@ -52,6 +52,7 @@ bool DirectTransfers::ReadInPlace(
 }
 
 void DirectTransfers::FinishReading(double timeout, Stream* stream) {
+  if (deps_.comm->world_size() == 1) return;
   static constexpr std::string_view kWhat = "gradients of a unit reduced";
   stream->Call(kWhat, [comm = deps_.comm, timeout] {
     return comm->Barrier(kWhat, Deadline::After(timeout));
@@ -93,14 +94,22 @@ void DirectTransfers::SumBuffer(const SlotPart& part, const Proposal& led,
     stream->FillZeros(buffer.sum, DTypeBytes(plan.sum_dtype, range));
     return;
   }
+  if (sources_.size() == 1 && !wider) {
+    // Else the previous sum stays.
+    if (sources_[0] != buffer.sum) {
+      stream->Copy(buffer.sum, sources_[0], DTypeBytes(plan.sum_dtype, range));
+    }
+    return;
+  }
   auto* const sum = reinterpret_cast<float*>(buffer.sum);
   if (plan.sum_dtype == DType::kF32 && !(add && wider)) {
     stream->SumGradients(sources, 0, count, 1.0, kNoClip, sum);
     return;
   }
   auto* const tile = reinterpret_cast<float*>(tile_.data());
-  for (size_t at = 0; at < count; at += kTile) {
-    const size_t some = std::min(kTile, count - at);
+  const size_t tile_numel = tile_.size() / sizeof(float);
+  for (size_t at = 0; at < count; at += tile_numel) {
+    const size_t some = std::min(tile_numel, count - at);
     stream->SumGradients(sources, at, some, 1.0, kNoClip, tile);
     if (wider) {
       const void* const both[] = {tile, sum + at};

@@ -18,12 +18,14 @@ namespace shard {
 // that was begun reads the slots itself, and needs no sum.
 class DirectTransfers final : public Transfers {
  public:
-  // `tile`: kTile elements of fp32.
+  // `tile`: TileNumel elements of fp32.
   DirectTransfers(const Dependencies& deps, DeviceMemory tile);
 
-  // Elements of a tile: small enough for the L1 cache, large enough that the
-  // cost of calls is negligible.
-  static constexpr size_t kTile = 2048;
+  // Returns the elements of a tile: large enough that the cost of calls, or
+  // launches, is negligible; on the host small enough for the L1 cache.
+  static size_t TileNumel(const Device& device) {
+    return device.IsHostMemory() ? 2048 : size_t{1} << 20;
+  }
 
   Status Reduce(const Proposal& led, const std::vector<Proposal>& proposals,
                 bool add, Stream* stream) override;

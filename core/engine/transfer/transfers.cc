@@ -17,8 +17,9 @@ StatusOr<std::unique_ptr<Transfers>> MakeTransfers(
   }
   SHARD_ASSIGN_OR_RETURN(
       DeviceMemory tile,
-      deps.device->Allocate(DirectTransfers::kTile * sizeof(float),
-                            "a tile of sums"));
+      deps.device->Allocate(
+          DirectTransfers::TileNumel(*deps.device) * sizeof(float),
+          "a tile of sums"));
   return std::unique_ptr<Transfers>(
       std::make_unique<DirectTransfers>(deps, std::move(tile)));
 }

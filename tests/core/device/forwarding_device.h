@@ -42,6 +42,9 @@ class ForwardingDevice : public Device {
   StatusOr<std::shared_ptr<Stream>> WrapStream(void* native) override {
     return device_->WrapStream(native);
   }
+  Status CheckPlace(const void* memory, MemoryPlace place) const override {
+    return device_->CheckPlace(memory, place);
+  }
   Status Prepare(UpdateList* list) override { return device_->Prepare(list); }
   StatusOr<std::string> LoadBlas() override { return device_->LoadBlas(); }
 

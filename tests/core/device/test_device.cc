@@ -36,6 +36,17 @@ class HostThreadDevice final : public ForwardingDevice {
   }
 };
 
+// Takes memory of the host for that of the fake's devices, which lies there
+// too.
+class LenientDevice final : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+
+  Status CheckPlace(const void*, MemoryPlace) const override {
+    return Status();
+  }
+};
+
 class UnsharedDevice final : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
@@ -97,7 +108,11 @@ std::vector<const char*> DeviceSpecs(std::initializer_list<const char*> usual) {
 }
 
 StatusOr<std::shared_ptr<Device>> OpenTestDevice(std::string_view spec) {
-  if (spec.starts_with("cuda:")) return cuda::OpenDevice(spec.substr(5));
+  if (spec.starts_with("cuda:")) {
+    SHARD_ASSIGN_OR_RETURN(auto device, cuda::OpenDevice(spec.substr(5)));
+    return std::shared_ptr<Device>(
+        std::make_shared<LenientDevice>(std::move(device)));
+  }
   constexpr std::string_view kUnshared = "unshared:";
   if (spec.starts_with(kUnshared)) {
     SHARD_ASSIGN_OR_RETURN(auto device,

@@ -59,7 +59,8 @@ std::shared_ptr<Device> WithoutSharedMemory(std::shared_ptr<Device> device);
 //                          cpu-async as well.
 //   unshared:SPEC          The device of SPEC, without shared memory.
 //   cuda:N                 The device in this program, and not in
-//                          libshard_cuda.so.
+//                          libshard_cuda.so. Tensors that the host gives may be
+//                          memory of the host.
 StatusOr<std::shared_ptr<Device>> OpenTestDevice(std::string_view spec);
 
 // Whether SHARD_TEST_DEVICE in the environment names `device`.

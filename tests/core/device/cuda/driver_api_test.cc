@@ -65,8 +65,13 @@ TEST(DriverApiTest, HasTheValuesOfTheHeader) {
   is(CuResult::kNotPermitted, CUDA_ERROR_NOT_PERMITTED);
   is(CuResult::kNotSupported, CUDA_ERROR_NOT_SUPPORTED);
   is(CuResult::kSystemDriverMismatch, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
+  is(CuResult::kMpsConnectionFailed, CUDA_ERROR_MPS_CONNECTION_FAILED);
+  is(CuResult::kMpsRpcFailure, CUDA_ERROR_MPS_RPC_FAILURE);
+  is(CuResult::kMpsServerNotReady, CUDA_ERROR_MPS_SERVER_NOT_READY);
   is(CuResult::kStreamCaptureUnsupported,
      CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  is(CuResult::kStreamCaptureImplicit, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  is(CuResult::kCapturedEvent, CUDA_ERROR_CAPTURED_EVENT);
   is(CuResult::kUnknown, CUDA_ERROR_UNKNOWN);
 
   is(CuDeviceAttribute::kMultiprocessorCount,
@@ -84,12 +89,20 @@ TEST(DriverApiTest, HasTheValuesOfTheHeader) {
   is(CuMemoryType::kHost, CU_MEMORYTYPE_HOST);
   is(CuMemoryType::kDevice, CU_MEMORYTYPE_DEVICE);
 
+  is(CuCaptureMode::kGlobal, CU_STREAM_CAPTURE_MODE_GLOBAL);
+  is(CuCaptureMode::kThreadLocal, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  is(CuCaptureMode::kRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED);
+  is(CuCaptureStatus::kNone, CU_STREAM_CAPTURE_STATUS_NONE);
+  is(CuCaptureStatus::kActive, CU_STREAM_CAPTURE_STATUS_ACTIVE);
+  is(CuCaptureStatus::kInvalidated, CU_STREAM_CAPTURE_STATUS_INVALIDATED);
   is(kStreamNonBlocking, CU_STREAM_NON_BLOCKING);
   is(kEventDisableTiming, CU_EVENT_DISABLE_TIMING);
   is(kHostAllocPortable, CU_MEMHOSTALLOC_PORTABLE);
   is(kHostAllocDeviceMap, CU_MEMHOSTALLOC_DEVICEMAP);
   EXPECT_EQ(reinterpret_cast<void*>(LegacyStream()),
             reinterpret_cast<void*>(CU_STREAM_LEGACY));
+  EXPECT_EQ(reinterpret_cast<void*>(PerThreadStream()),
+            reinterpret_cast<void*>(CU_STREAM_PER_THREAD));
 }
 
 TEST(DriverApiTest, HasTheLayoutOfTheHeader) {

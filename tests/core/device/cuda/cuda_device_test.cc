@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The device cuda over the fake of its driver: what hosts give it, and what it
+// does when the driver fails.
+
+#include "core/device/cuda/cuda_device.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "tests/core/base/expect_status.h"
+#include "tests/fake_cuda/fake_cuda.h"
+
+namespace shard::cuda {
+namespace {
+
+using testing::fake_cuda::Alive;
+using testing::fake_cuda::AliveText;
+using testing::fake_cuda::Count;
+using testing::fake_cuda::CountAlive;
+using testing::fake_cuda::Counters;
+using testing::fake_cuda::CountSince;
+using testing::fake_cuda::FailCall;
+using testing::fake_cuda::LoseAtCall;
+using testing::fake_cuda::Options;
+using testing::fake_cuda::Pause;
+using testing::fake_cuda::Reset;
+using testing::fake_cuda::Resume;
+using testing::fake_cuda::SetCaptured;
+using testing::fake_cuda::ViolationText;
+
+class CudaDeviceTest : public ::testing::Test {
+ protected:
+  void SetUp() override { Reset(); }
+  void TearDown() override {
+    EXPECT_EQ(ViolationText(), "");
+    EXPECT_EQ(AliveText(), "");
+  }
+
+  static std::shared_ptr<Device> Open(const char* id = "0") {
+    auto device = OpenDevice(id);
+    EXPECT_OK(device);
+    return device.ok() ? *std::move(device) : nullptr;
+  }
+  static DeviceMemory Allocate(Device* device, size_t bytes) {
+    auto memory = device->Allocate(bytes, "a tensor");
+    EXPECT_OK(memory);
+    return memory.ok() ? *std::move(memory) : DeviceMemory();
+  }
+  static DeviceMemory AllocateHost(Device* device, size_t bytes) {
+    auto memory = device->AllocateHost(bytes, "values");
+    EXPECT_OK(memory);
+    return memory.ok() ? *std::move(memory) : DeviceMemory();
+  }
+};
+
+TEST_F(CudaDeviceTest, IsOneForAllWhoOpenIt) {
+  const auto first = Open();
+  const Counters before = Count();
+  const auto second = Open();
+  EXPECT_EQ(first, second);
+  EXPECT_EQ(CountSince(before).Calls("cuModuleLoadData"), 0u);
+  const auto other = Open("1");
+  EXPECT_NE(first, other);
+  EXPECT_EQ(other->id().ordinal, 1);
+}
+
+TEST_F(CudaDeviceTest, TellsWhereMemoryLies) {
+  const auto device = Open();
+  const auto other = Open("1");
+  const DeviceMemory tensor = Allocate(device.get(), 64);
+  const DeviceMemory far = Allocate(other.get(), 64);
+  const DeviceMemory pinned = AllocateHost(device.get(), 64);
+  std::array<char, 8> pageable = {};
+  EXPECT_OK(device->CheckPlace(tensor.data(), MemoryPlace::kDevice));
+  EXPECT_OK(device->CheckPlace(tensor.data() + 63, MemoryPlace::kDevice));
+  EXPECT_OK(device->CheckPlace(pinned.data(), MemoryPlace::kHost));
+  EXPECT_OK(device->CheckPlace(pageable.data(), MemoryPlace::kHost));
+  ExpectError(device->CheckPlace(pageable.data(), MemoryPlace::kDevice),
+              StatusCode::kInvalidArgument, {"is the host's", "cuda:0"});
+  ExpectError(device->CheckPlace(pinned.data(), MemoryPlace::kDevice),
+              StatusCode::kInvalidArgument, {"is the host's"});
+  ExpectError(device->CheckPlace(far.data(), MemoryPlace::kDevice),
+              StatusCode::kInvalidArgument, {"is of cuda:1", "of cuda:0"});
+  ExpectError(device->CheckPlace(tensor.data(), MemoryPlace::kHost),
+              StatusCode::kInvalidArgument, {"is of a GPU"});
+}
+
+TEST_F(CudaDeviceTest, RefusesStreamsThatItCannotUse) {
+  const auto device = Open();
+  ExpectError(device->WrapStream(PerThreadStream()).status(),
+              StatusCode::kInvalidArgument, {"per-thread"});
+  int none = 0;
+  ExpectError(device->WrapStream(&none).status(), StatusCode::kInvalidArgument,
+              {"primary context"});
+  // An error of the driver is not the stream's.
+  FailCall("cuStreamGetCtx", 1, CuResult::kUnknown);
+  ExpectError(device->WrapStream(&none).status(), StatusCode::kUnavailable,
+              {"cuStreamGetCtx"});
+}
+
+TEST_F(CudaDeviceTest, AnOldGpuIsRefused) {
+  Reset({.compute_major = 7, .compute_minor = 5});
+  const auto device = OpenDevice("0");
+  ExpectError(device.status(), StatusCode::kBackendUnavailable,
+              {"cuda:0", "7.5", "8.0"});
+}
+
+TEST_F(CudaDeviceTest, KeepsPinnedMemory) {
+  const auto device = Open();
+  std::byte* first = nullptr;
+  {
+    const DeviceMemory memory = AllocateHost(device.get(), 1 << 20);
+    first = memory.data();
+    std::memset(first, 1, memory.size());
+  }
+  const Counters before = Count();
+  // Too small for that, and the same size again.
+  const DeviceMemory small = AllocateHost(device.get(), 100);
+  EXPECT_NE(small.data(), first);
+  const DeviceMemory again = AllocateHost(device.get(), (1 << 20) - 100);
+  EXPECT_EQ(again.data(), first);
+  EXPECT_EQ(again.data()[1000], std::byte{0});
+  const Counters counters = CountSince(before);
+  EXPECT_EQ(counters.Calls("cuMemHostAlloc"), 1u);
+  EXPECT_EQ(counters.Calls("cuMemFreeHost"), 0u);
+}
+
+TEST_F(CudaDeviceTest, FreesPinnedMemoryThatIsLargeOrNeeded) {
+  Reset({.pinned_bytes = size_t{100} << 20});
+  const auto device = Open();
+  { const DeviceMemory large = AllocateHost(device.get(), size_t{65} << 20); }
+  EXPECT_EQ(CountAlive().pinned_allocations, 0u);
+  { const DeviceMemory kept = AllocateHost(device.get(), size_t{40} << 20); }
+  EXPECT_EQ(CountAlive().pinned_allocations, 1u);
+  // There is room only without what is kept.
+  { const DeviceMemory large = AllocateHost(device.get(), size_t{90} << 20); }
+  EXPECT_EQ(CountAlive().pinned_allocations, 0u);
+  ExpectError(device->AllocateHost(size_t{101} << 20, "values").status(),
+              StatusCode::kResourceExhausted,
+              {"values", "101.0 MiB", "pinned"});
+}
+
+// A host that captures a graph forbids much to threads that do not say that
+// they know what they do.
+TEST_F(CudaDeviceTest, WorksWhileTheHostCapturesAStream) {
+  const auto device = Open();
+  auto stream = device->CreateStream(StreamKind::kCompute);
+  auto hosts = device->CreateStream(StreamKind::kCompute);
+  ASSERT_OK(stream);
+  ASSERT_OK(hosts);
+  // Any stream that is not of this test.
+  SetCaptured(reinterpret_cast<CuStream>(0x10));
+  const DeviceMemory memory = Allocate(device.get(), 64);
+  (*stream)->FillZeros(memory.data(), 64);
+  (*stream)->Call("work of the host", [] { return Status(); });
+  (*stream)->FillZeros(memory.data(), 64);
+  EXPECT_OK((*stream)->Synchronize(Deadline::After(30)));
+  // The legacy stream cannot be used meanwhile.
+  auto legacy = device->WrapStream(nullptr);
+  ASSERT_OK(legacy);
+  const Event event = (*legacy)->Record();
+  ExpectError(event.Synchronize(Deadline::After(30)),
+              StatusCode::kFailedPrecondition,
+              {"captures a CUDA graph", "shard-host"});
+  SetCaptured(nullptr);
+}
+
+// A stream that cannot tell whether its work has ended leaves everything as it
+// is: that work may still write.
+TEST_F(CudaDeviceTest, NothingIsFreedUnderWorkThatMayRun) {
+  {
+    const auto device = Open();
+    auto stream = device->CreateStream(StreamKind::kCompute);
+    ASSERT_OK(stream);
+    const DeviceMemory memory = Allocate(device.get(), 64);
+    const DeviceMemory pinned = AllocateHost(device.get(), 64);
+    Pause();
+    (*stream)->Copy(memory.data(), pinned.data(), 64);
+    FailCall("cuEventRecord", 1, CuResult::kUnknown);
+    stream->reset();
+  }
+  const Alive alive = CountAlive();
+  EXPECT_EQ(alive.streams, 2u);  // Also that of the memory pool.
+  EXPECT_EQ(alive.modules, 1u);
+  EXPECT_EQ(alive.context_retains, 1u);
+  EXPECT_GE(alive.device_allocations, 1u);
+  EXPECT_EQ(alive.pinned_allocations, 1u);
+  EXPECT_EQ(alive.current_contexts, 0u);
+  Resume();
+  Reset();
+}
+
+// On a lost device nothing runs.
+TEST_F(CudaDeviceTest, ALostDeviceIsFreed) {
+  const auto device = Open();
+  auto stream = device->CreateStream(StreamKind::kCompute);
+  ASSERT_OK(stream);
+  const DeviceMemory memory = Allocate(device.get(), 64);
+  LoseAtCall("cuMemsetD8Async", 1);
+  (*stream)->FillZeros(memory.data(), 64);
+  ExpectError((*stream)->Synchronize(Deadline::After(30)),
+              StatusCode::kUnavailable,
+              {"shard-compute", "FillZeros", "ILLEGAL_ADDRESS"});
+  stream->reset();
+  EXPECT_EQ(CountAlive().streams, 1u);
+  Reset();
+}
+
+TEST_F(CudaDeviceTest, WorkThatThrowsLeavesNoContextCurrent) {
+  const auto device = Open();
+  auto stream = device->CreateStream(StreamKind::kCommunication);
+  ASSERT_OK(stream);
+  (*stream)->Call("work of the host",
+                  []() -> Status { throw std::runtime_error("no"); });
+  ExpectError((*stream)->Synchronize(Deadline::After(30)),
+              StatusCode::kInternal, {"threw"});
+  EXPECT_EQ(CountAlive().current_contexts, 0u);
+}
+
+}  // namespace
+}  // namespace shard::cuda
