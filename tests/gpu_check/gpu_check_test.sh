@@ -24,7 +24,7 @@ check() {
 }
 
 check || fail "$(<"$TEST_TMPDIR/out")"
-for part in load bits staged bandwidth overhead; do
+for part in load bits staged bandwidth overhead torch; do
   grep -qE "^$part +passed" "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"
 done
 # Every optimizer of elements in five combinations of dtypes, and more.
@@ -33,11 +33,17 @@ grep -qE "^bits +passed +12[0-9] of 12[0-9] checks" "$TEST_TMPDIR/out" ||
 python3 - "$TEST_TMPDIR/result.json" <<'END' || fail "the JSON"
 import json, sys
 parts = json.load(open(sys.argv[1]))["parts"]
-assert list(parts) == ["load", "bits", "staged", "bandwidth", "overhead"], parts
+assert list(parts) == ["load", "bits", "staged", "bandwidth", "overhead",
+                       "torch"], parts
 assert all(not part["wrong"] and part["results"] for part in parts.values())
 assert any(result["check"] == "copy" and result["value"] > 0
            for result in parts["bandwidth"]["results"])
 END
+
+# Of a device that is not there the error says so, whatever the part.
+check --part load --part bandwidth --device cuda:7 && fail "there is no cuda:7"
+[[ $(grep -c "FAILED the part runs: .*cuda:7" "$TEST_TMPDIR/out") == 2 ]] ||
+  fail "$(<"$TEST_TMPDIR/out")"
 
 # Without a driver a part fails, and says why.
 if ! ldconfig -p | grep -q 'libcuda[.]so[.]1'; then
@@ -52,10 +58,12 @@ case "$1" in
   load) echo '{"part": "load", "check": "begins", "ok": true}'; sleep 1000 ;;
   bits) kill -SEGV $$ ;;
   staged) echo '{"part": "staged", "check": "works", "ok": true}' ;;
+  overhead) echo "no room" >&2; exit 1 ;;
 esac
 END
-check --limit 2 --part load --part bits --part staged && fail "a part hangs"
+check --limit 2 --part load --part bits --part staged --part overhead &&
+  fail "a part hangs"
 for line in "^load +FAILED +1 of 1" "not done within 2" "^bits +FAILED" SIGSEGV \
-  "^staged +passed +1 of 1"; do
+  "^staged +passed +1 of 1" "^overhead +FAILED" "exit code 1: no room"; do
   grep -qE "$line" "$TEST_TMPDIR/out" || fail "$line: $(<"$TEST_TMPDIR/out")"
 done

@@ -71,11 +71,14 @@ constexpr Types kTypes[] = {
 }  // namespace
 
 void Load(const Options& options, Report* report) {
-  report->Text("device", Gpu(0).Describe());
+  const Gpu gpu(OrdinalOf(options.device));
+  report->Text("device", gpu.Describe());
   Compare(options, "trains on a stream of the host's", Training(), report);
 }
 
 void Bits(const Options& options, Report* report) {
+  // Else each training would make the device's context anew.
+  const Gpu gpu(OrdinalOf(options.device));
   for (const char* const optimizer : kOptimizers) {
     for (const Types& types : kTypes) {
       Training training;
@@ -123,6 +126,7 @@ void Bits(const Options& options, Report* report) {
 }
 
 void Staged(const Options& options, Report* report) {
+  const Gpu gpu(OrdinalOf(options.device));
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (const int group : {0, 2}) {

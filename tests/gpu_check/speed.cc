@@ -10,6 +10,7 @@
 #include "shard/shard.hpp"
 #include "tests/gpu_check/gpu.h"
 #include "tests/gpu_check/parts.h"
+#include "tests/gpu_check/training.h"
 
 namespace shard::gpu_check {
 
@@ -105,8 +106,8 @@ class Stepper {
 };
 
 // Returns the bytes per second that a copy of `bytes` reads and writes.
-double CopyBandwidth(std::size_t bytes) {
-  Gpu gpu(0);
+double CopyBandwidth(const std::string& device, std::size_t bytes) {
+  Gpu gpu(OrdinalOf(device));
   void* const from = gpu.Allocate(bytes);
   void* const to = gpu.Allocate(bytes);
   gpu.FillZeros(from, bytes);
@@ -127,7 +128,8 @@ double CopyBandwidth(std::size_t bytes) {
 
 void Bandwidth(const Options& options, Report* report) {
   const double copy =
-      CopyBandwidth(static_cast<std::size_t>(options.elements) * sizeof(float));
+      CopyBandwidth(options.device,
+                    static_cast<std::size_t>(options.elements) * sizeof(float));
   report->Number("copy", copy / 1e9, "GB/s");
   struct Named {
     const char* name;

@@ -145,12 +145,23 @@ class Rank {
 
 }  // namespace
 
+int OrdinalOf(const std::string& device) {
+  Model model = Model::create("Net");
+  model.add_param(root_module, "weight", DType::f32, {1});
+  Comm comm = Comm::open("local:");
+  return Engine::create(Plan::create(model, {.world_size = 1}), comm,
+                        {.device = device})
+      .device()
+      .ordinal;
+}
+
 States Train(const Training& training, const std::string& device) {
   static std::atomic<int> groups{0};
-  const std::string url = "threads:" + std::to_string(training.ranks) +
-                          "?name=gpu-check-" + std::to_string(++groups) +
-                          // On a GPU ranks share no memory.
-                          "&direct=0";
+  const std::string url =
+      "threads:" + std::to_string(training.ranks) + "?name=gpu-check-" +
+      std::to_string(++groups) +
+      // On a GPU ranks share no memory, but one has its own.
+      (training.ranks > 1 ? "&direct=0" : "");
   States states;
   std::mutex mutex;
   std::exception_ptr thrown;

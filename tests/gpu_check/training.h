@@ -32,6 +32,9 @@ struct Training {
   std::string loss_scaling = {};
 };
 
+// Returns the ordinal of the GPU that a device of an engine names.
+int OrdinalOf(const std::string& device);
+
 // The bytes of all tensors of the state dict, by key.
 using States = std::map<std::string, std::vector<std::byte>>;
 
