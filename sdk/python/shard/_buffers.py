@@ -36,6 +36,8 @@ class Buffer:
     """The memory of an object with the buffer protocol, which stays where it is
     as long as the Buffer lives. It must be contiguous, row-major."""
 
+    device = 1, 0  # The host's memory, as __dlpack_device__ says it.
+
     def __init__(self, source, writable=False):
         self._buffer = _PyBuffer()
         self._held = False

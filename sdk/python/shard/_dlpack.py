@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views as DLPack capsules (dlpack.h, version 0), in plain ctypes."""
+"""Views as DLPack capsules (dlpack.h, version 0), and those of other libraries as
+memory, in plain ctypes."""
 
 import ctypes
 
@@ -30,7 +31,7 @@ class _Tensor(ctypes.Structure):
         ("bits", ctypes.c_uint8),
         ("lanes", ctypes.c_uint16),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.c_void_p),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
         ("manager_ctx", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
@@ -46,7 +47,15 @@ _get = ctypes.pythonapi.PyCapsule_GetPointer
 _get.restype = ctypes.c_void_p
 _get.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 
+# Of capsules that are alive.
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object,
+                                ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi))
+_set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_SetName", ctypes.pythonapi))
+
 _NAME = b"dltensor"
+_TAKEN = b"used_dltensor"
 _alive = {}  # Address of a tensor to what it needs.
 
 
@@ -78,3 +87,38 @@ def make_capsule(view):
     address = ctypes.addressof(tensor)
     _alive[address] = tensor, shape, view.memory
     return _new(address, _NAME, ctypes.cast(_drop, ctypes.c_void_p))
+
+
+class TakenTensor:
+    """The memory of another library's tensor, which stays where it is as long as
+    this lives: address, nbytes, device. It must be contiguous, row-major."""
+
+    def __init__(self, source, dtype, what):
+        self.device = tuple(map(int, source.__dlpack_device__()))
+        # -1: the source need not wait for anybody's stream.
+        capsule = (source.__dlpack__() if self.device == (1, 0)
+                   else source.__dlpack__(stream=-1))
+        self._tensor = _Tensor.from_address(_pointer_of(capsule, _NAME))
+        _set_name(capsule, _TAKEN)
+        tensor = self._tensor
+        kind = tensor.code, tensor.bits
+        if kind != _TYPES[dtype] or tensor.lanes != 1:
+            raise TypeError(f"{what} has elements of DLPack's type {kind}, not"
+                            f" {_TYPES[dtype]} ({dtype.name})")
+        self.nbytes = tensor.bits // 8
+        contiguous = True
+        for dim in reversed(range(tensor.ndim)):
+            size = tensor.shape[dim]
+            if tensor.strides and size > 1:
+                stride = tensor.strides[dim] * (tensor.bits // 8)
+                contiguous = contiguous and stride == self.nbytes
+            self.nbytes *= size
+        if not contiguous and self.nbytes:
+            raise BufferError(f"{what} is not contiguous; give a contiguous copy")
+        self.address = (tensor.data or 0) + tensor.byte_offset
+
+    def __del__(self):
+        tensor = getattr(self, "_tensor", None)
+        if tensor is not None and tensor.deleter:
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(tensor.deleter)(
+                ctypes.addressof(tensor))

@@ -12,7 +12,7 @@ from ._errors import Error, failed_precondition
 from ._handles import Closable
 from ._library import lib
 from ._plan import Plan
-from ._values import elements, float32_elements, stored_elements
+from ._values import elements, float32_elements, stored_tensor
 from ._views import View, numpy
 
 UnitParam = collections.namedtuple("UnitParam", "param data grad",
@@ -245,14 +245,15 @@ class EngineTensors(Closable):
     def bind_param(self, param, values=None, grad=None):
         """Binds arrays of the caller to a parameter and its gradient: steps
         copy the parameter to `values`, and read `grad`. None binds nothing. The
-        engine keeps the arrays as long as it uses their memory."""
+        engine keeps the arrays as long as it uses their memory. Tensors of other
+        libraries, such as torch, are taken by DLPack; they lie on the engine's
+        device."""
         with self._guard:
             _, dtype, grad_dtype = self._kind(param)
             if values is not None:
-                values = stored_elements(values, dtype, "values", writable=True)
+                values = self._bindable(values, dtype, "values")
             if grad is not None:
-                grad = stored_elements(grad, grad_dtype or dtype, "grad",
-                                       writable=True)
+                grad = self._bindable(grad, grad_dtype or dtype, "grad")
             # Where the call fails, the memory bound before may stay in use, or
             # the new one be.
             bound = self._c.keep.setdefault(("bound", param), [])
@@ -263,6 +264,16 @@ class EngineTensors(Closable):
                 values.nbytes if values else 0,
                 grad.address if grad else None, grad.nbytes if grad else 0)
             del bound[:-1]
+
+    def _bindable(self, given, dtype, what):
+        """Returns the memory of `given`, which is on the engine's device."""
+        taken = stored_tensor(given, dtype, what)
+        if taken.device != tuple(self.device):
+            raise ValueError(
+                f"{what} lies on the device {taken.device}, and the engine's"
+                f" tensors on {tuple(self.device)} (type, number), in DLPack's"
+                " codes")
+        return taken
 
     # ---- Buffers -------------------------------------------------------------
 

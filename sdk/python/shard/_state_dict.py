@@ -11,7 +11,7 @@ from ._errors import Code, Error, MissingKey, failed_precondition
 from ._handles import Closable, Guard, Handle
 from ._library import lib
 from ._values import elements, shape_of
-from ._views import View
+from ._views import HOST_MEMORY, View
 
 def stale_state():
     return failed_precondition(
@@ -27,7 +27,8 @@ class StateDict(Closable, collections.abc.Mapping):
     """A mapping from keys to tensors: Engine.state_dict() has this rank's part,
     and one that is made empty is filled with whole tensors (add, add_number),
     for Engine.load_state_dict. A value is a LocalTensor: info, and this rank's
-    elements as an array `data` of one dimension from element `begin` on.
+    elements as an array `data` of one dimension from element `begin` on; a View
+    where they lie in the memory of a GPU.
 
     `numbers` are those of "state.FQN.step" and "param_groups.FQN.lr"."""
 
@@ -93,7 +94,8 @@ class StateDict(Closable, collections.abc.Mapping):
             lib.shard_state_dict_local(self._c, tensor, ctypes.byref(begin),
                                        ctypes.byref(numel), ctypes.byref(data))
             view = self._view(data.value, info.dtype, numel.value, key)
-        return LocalTensor(info, begin.value, view.array())
+        on_host = view.device == HOST_MEMORY
+        return LocalTensor(info, begin.value, view.array() if on_host else view)
 
     def _show(self, engine):
         """Makes arrays show the engine's memory, which they then keep."""

@@ -6,6 +6,7 @@ import ctypes
 
 from ._buffers import Buffer
 from ._c import DType
+from ._dlpack import TakenTensor
 from ._views import FORMATS, address_of, new_memory, numpy, shaped
 
 
@@ -44,6 +45,22 @@ def stored_elements(given, dtype, what, writable=False):
         raise TypeError(f"{what} has elements of format {buffer.format!r}, not"
                         f" {FORMATS[dtype]!r} ({dtype.name})")
     return buffer
+
+
+def stored_tensor(given, dtype, what):
+    """Returns the memory of an array, or of another library's tensor, whose
+    elements are of this type already, to be written."""
+    if hasattr(given, "__dlpack__") and not _has_buffer(given):
+        return TakenTensor(given, dtype, what)
+    return stored_elements(given, dtype, what, writable=True)
+
+
+def _has_buffer(given):
+    try:
+        memoryview(given).release()
+    except TypeError:
+        return False
+    return True
 
 
 def _cast(array, dtype, wanted, what):

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines on a GPU: tensors of its memory, given and taken by DLPack. Runs with
+the fake of CUDA's driver, whose devices' memory is the host's (gpu_test.sh)."""
+
+import ctypes
+import gc
+import unittest
+
+import numpy
+
+import shard
+from sdk_testing import SdkTest, run_ranks
+from shard import Code, DType
+
+GPU = 2, 0  # In DLPack's codes.
+_TYPES = {DType.F32: (2, 32, numpy.float32), DType.F16: (2, 16, numpy.float16)}
+
+
+class _DLTensor(ctypes.Structure):
+    """DLManagedTensor of dlpack.h, written down once more."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64), ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p)]
+
+
+def pointer_of(capsule):
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype = ctypes.c_void_p
+    get.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    return _DLTensor.from_address(get(capsule, b"dltensor"))
+
+
+class Gpu:
+    """A host of the driver: the primary context of device 0, and its memory."""
+
+    def __init__(self):
+        self.driver = ctypes.CDLL("libcuda.so.1")
+        context = ctypes.c_void_p()
+        for result in (
+                self.driver.cuInit(0),
+                self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+                self.driver.cuCtxPushCurrent_v2(context)):
+            assert result == 0, result
+
+    def close(self):
+        context = ctypes.c_void_p()
+        self.driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+        self.driver.cuDevicePrimaryCtxRelease_v2(0)
+
+
+class Tensor:
+    """A tensor of a GPU's memory, as another library has it."""
+
+    alive = 0
+
+    def __init__(self, gpu, shape, dtype=DType.F32, strides=None, offset=0):
+        self._gpu = gpu
+        self.code, self.bits, kind = _TYPES[dtype]
+        count = int(numpy.prod(shape)) + offset
+        memory = ctypes.c_uint64()
+        nbytes = max(count, 1) * self.bits // 8
+        assert gpu.driver.cuMemAlloc_v2(ctypes.byref(memory), nbytes) == 0
+        self.address = memory.value
+        self.shape, self.strides, self.offset = shape, strides, offset
+        self.array = numpy.frombuffer(
+            (ctypes.c_char * nbytes).from_address(self.address), kind)[offset:]
+        self.array[:] = 0
+        Tensor.alive += 1
+
+    def free(self):
+        assert self._gpu.driver.cuMemFree_v2(ctypes.c_uint64(self.address)) == 0
+
+    def __dlpack_device__(self):
+        return GPU
+
+    def __dlpack__(self, stream=None):
+        assert stream == -1, stream
+        dims = len(self.shape)
+        shape = (ctypes.c_int64 * dims)(*self.shape)
+        strides = (ctypes.c_int64 * dims)(*self.strides) if self.strides else None
+
+        def delete(_):
+            Tensor.alive -= 1
+            keep.clear()
+
+        deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(delete)
+        tensor = _DLTensor(
+            data=self.address, device_type=2, device_id=0, ndim=dims,
+            code=self.code, bits=self.bits, lanes=1, shape=shape, strides=strides,
+            byte_offset=self.offset * self.bits // 8,
+            deleter=ctypes.cast(deleter, ctypes.c_void_p))
+        keep = [tensor, shape, strides, deleter]
+        self.keep = keep
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(tensor), b"dltensor", None)
+
+
+class GpuTest(SdkTest):
+    def setUp(self):
+        super().setUp()
+        self.gpu = Gpu()
+        self.addCleanup(self.gpu.close)
+
+    def engine(self, device="cuda:0"):
+        model = shard.Model("Net")
+        self.weight = model.add_param(0, "weight", DType.F32, [4, 2])
+        comm = self.enterContext(shard.Comm("local:"))
+        engine = self.enterContext(shard.Engine(
+            shard.Plan(model, world_size=1, optimizer="sgd?lr=0.5&momentum=0.9"), comm,
+            device=device))
+        engine.set_param(self.weight, numpy.ones((4, 2), numpy.float32))
+        engine.broadcast_params()
+        return engine
+
+    def test_views_are_tensors_of_the_gpu(self):
+        engine = self.engine()
+        self.assertEqual(tuple(engine.device), GPU)
+        view = engine.param_view(self.weight)
+        self.assertEqual(view.__dlpack_device__(), GPU)
+        tensor = pointer_of(view.__dlpack__())
+        self.assertEqual((tensor.device_type, tensor.device_id), GPU)
+        self.assertEqual(tensor.shape[:2], [4, 2])
+        with self.assertRaisesRegex(BufferError, "memory of GPU 0.*from_dlpack"):
+            view.array()
+        with engine.state_dict() as state:
+            self.assertEqual(state["weight"].data.__dlpack_device__(), GPU)
+        with engine.state_dict(copy=True) as state:
+            self.assertEqual(state["weight"].data.tolist(), [1.0] * 8)
+
+    def test_a_step_reads_and_writes_bound_tensors(self):
+        engine = self.engine()
+        values = Tensor(self.gpu, (4, 2))
+        grad = Tensor(self.gpu, (4, 2), strides=(2, 1), offset=3)
+        self.addCleanup(values.free)
+        self.addCleanup(grad.free)
+        before = Tensor.alive
+        engine.bind_param(self.weight, values, grad)
+        engine.synchronize()
+        self.assertEqual(values.array.tolist(), [1.0] * 8)
+        grad.array[:8] = numpy.arange(8)
+        engine.step()
+        engine.synchronize()
+        self.assertEqual(values.array.tolist(),
+                         [1 - 0.5 * i for i in range(8)])
+        # The engine keeps the tensors until they are bound no more.
+        self.assertEqual(Tensor.alive, before)
+        engine.bind_param(self.weight)
+        gc.collect()
+        self.assertEqual(Tensor.alive, before - 2)
+
+    def test_wrong_tensors(self):
+        engine = self.engine()
+        on_gpu = Tensor(self.gpu, (4, 2))
+        halves = Tensor(self.gpu, (4, 2), DType.F16)
+        turned = Tensor(self.gpu, (4, 2), strides=(1, 4))
+        for tensor in (on_gpu, halves, turned):
+            self.addCleanup(tensor.free)
+        on_host = numpy.zeros((4, 2), numpy.float32)
+        with self.assertRaisesRegex(ValueError, r"\(1, 0\).*\(2, 0\)"):
+            engine.bind_param(self.weight, on_host)
+        with self.assertRaisesRegex(TypeError, r"grad.*\(2, 16\).*F32"):
+            engine.bind_param(self.weight, None, halves)
+        with self.assertRaisesRegex(BufferError, "contiguous"):
+            engine.bind_param(self.weight, turned)
+        with self.raises_code(Code.INVALID_ARGUMENT, "has 32 bytes|not"):
+            short = Tensor(self.gpu, (4, 1))
+            self.addCleanup(short.free)
+            engine.bind_param(self.weight, short)
+        # Memory of the wrong place, behind an address.
+        lib = shard._library.lib
+        memory = (ctypes.c_float * 8)()
+        with self.raises_code(Code.INVALID_ARGUMENT, "bind_param.*the host's"):
+            lib.shard_engine_bind_param(engine._c, self.weight,
+                                        ctypes.addressof(memory), 32, None, 0)
+        with self.raises_code(Code.INVALID_ARGUMENT, "set_state.*of a GPU"):
+            lib.shard_engine_set_state(engine._c, self.weight, b"momentum_buffer",
+                                       ctypes.c_void_p(on_gpu.address), 8)
+        cpu = self.engine("cpu")
+        with self.assertRaisesRegex(ValueError, r"\(2, 0\).*\(1, 0\)"):
+            cpu.bind_param(self.weight, on_gpu)
+
+    def test_ranks_have_a_gpu_each(self):
+        def train(comm, stage, device):
+            model = shard.Model("Net")
+            weight = model.add_param(0, "weight", DType.F32, [1000])
+            plan = shard.Plan(model, world_size=2, stage=stage,
+                              optimizer="adamw?lr=0.1")
+            with shard.Engine(plan, comm, device=device(comm.rank)) as engine:
+                self.assertEqual(engine.device[1],
+                                 comm.rank if engine.device[0] == 2 else 0)
+                if comm.rank == 0:
+                    engine.set_param(weight, numpy.arange(1000) / 100)
+                engine.broadcast_params()
+                for step in range(3):
+                    with engine.unit(0, shard.Pass.BACKWARD):
+                        self.write(engine.grad_view(weight), step + comm.rank)
+                        engine.mark_unit_grads_ready(0)
+                    engine.step(max_grad_norm=0.5)
+                with engine.state_dict(copy=True) as state:
+                    return {key: state[key].data.tobytes() for key in state}
+
+        for stage in range(4):
+            with self.subTest(stage=stage):
+                on_gpus = run_ranks(2, lambda comm: train(
+                    comm, stage, "cuda:{}".format))
+                on_cpu = run_ranks(2, lambda comm: train(
+                    comm, stage, lambda rank: "cpu"), "&direct=0")
+                self.assertEqual(on_gpus, on_cpu)
+
+    def write(self, view, value):
+        """Writes a gradient where it lies, as a kernel of the host's would."""
+        grad = numpy.frombuffer(view.memory, numpy.float32)
+        grad[:] = numpy.linspace(-1, 1, grad.size, dtype=numpy.float32) * value
+
+    def test_tensors_of_the_host_are_taken_too(self):
+        engine = self.engine("cpu")
+        other = self.engine("cpu")
+        # A view has DLPack's methods and no buffer.
+        engine.bind_param(self.weight, other.grad_view(self.weight))
+        self.assertEqual(other.grad(self.weight).tolist(), [[1.0, 1.0]] * 4)
+
+
+if __name__ == "__main__":
+    unittest.main()
