@@ -87,9 +87,8 @@ Status Stepper::Run(const StepInput& input, bool meets,
   }
   Stopwatch updating(&report->seconds_update);
   latch_.Download(deps_.compute);
-  finished_ = deps_.compute->Record();
   // A skipped step has changed nothing, where that is known by now.
-  const bool skipped = finished_.IsDone() && latch_.host_block().skipped;
+  const bool skipped = deps_.compute->IsInline() && latch_.host_block().skipped;
   if (deps_.overlap && !skipped) {
     deps_.copies->MarkAllStale();
   } else if (!skipped) {

@@ -145,7 +145,7 @@ Status CommQueue::Wait(const Event& event, Stream* stream,
 
 Status CommQueue::Drain(const Deadline& deadline) {
   RetireFinished(true);
-  if (pending_.empty()) return stream_->Synchronize(deadline);
+  if (pending_.empty()) return stream_->status();
   Status status;
   {
     HostWaits::Scope published(comm_->host_waits());
