@@ -118,7 +118,9 @@ void Context::ReturnEvent(CuEvent event) noexcept {
 bool Context::IsLost() const {
   size_t free = 0;
   size_t total = 0;
-  return api().MemGetInfo(&free, &total) != CuResult::kSuccess;
+  const CuResult result = api().MemGetInfo(&free, &total);
+  // The context is not current where a call before has failed.
+  return result != CuResult::kSuccess && result != CuResult::kInvalidContext;
 }
 
 StatusOr<bool> Context::Await(CuEvent event, const Deadline& deadline,

@@ -86,7 +86,7 @@ class Context {
                        const std::function<bool()>& stop) const;
 
   // Returns whether no call works any more: then nothing runs on the device.
-  // REQUIRES: the context is current.
+  // False where the context is not current.
   bool IsLost() const;
 
   // Work is left on the device that did not end: nothing of the context is

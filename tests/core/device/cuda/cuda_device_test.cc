@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/device/cuda/driver.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/fake_cuda/fake_cuda.h"
 
@@ -169,6 +170,29 @@ TEST_F(CudaDeviceTest, WorksWhileTheHostCapturesAStream) {
               StatusCode::kFailedPrecondition,
               {"captures a CUDA graph", "shard-host"});
   SetCaptured(nullptr);
+}
+
+TEST_F(CudaDeviceTest, ACapturedStreamOfTheHostIsRefused) {
+  const auto device = Open();
+  const DriverApi& api = (*Driver::Load())->api();
+  CuContext context = nullptr;
+  CuStream native = nullptr;
+  ASSERT_EQ(api.DevicePrimaryCtxRetain(&context, 0), CuResult::kSuccess);
+  ASSERT_EQ(api.CtxPushCurrent(context), CuResult::kSuccess);
+  ASSERT_EQ(api.StreamCreate(&native, 0), CuResult::kSuccess);
+  auto wrapped = device->WrapStream(native);
+  ASSERT_OK(wrapped);
+  const Counters before = Count();
+  SetCaptured(native);
+  ExpectError((*wrapped)->Record().Synchronize(Deadline::After(30)),
+              StatusCode::kFailedPrecondition,
+              {"captures the work of its stream", "shard-host"});
+  SetCaptured(nullptr);
+  EXPECT_EQ(CountSince(before).Calls("cuEventRecord"), 0u);
+  wrapped->reset();
+  EXPECT_EQ(api.StreamDestroy(native), CuResult::kSuccess);
+  EXPECT_EQ(api.CtxPopCurrent(&context), CuResult::kSuccess);
+  EXPECT_EQ(api.DevicePrimaryCtxRelease(0), CuResult::kSuccess);
 }
 
 // A stream that cannot tell whether its work has ended leaves everything as it
