@@ -24,7 +24,7 @@ check() {
 }
 
 check || fail "$(<"$TEST_TMPDIR/out")"
-for part in load bits staged bandwidth overhead torch; do
+for part in load bits staged bandwidth overhead torch sanitizer; do
   grep -qE "^$part +passed" "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"
 done
 # Every optimizer of elements in five combinations of dtypes, and more.
@@ -34,7 +34,7 @@ python3 - "$TEST_TMPDIR/result.json" <<'END' || fail "the JSON"
 import json, sys
 parts = json.load(open(sys.argv[1]))["parts"]
 assert list(parts) == ["load", "bits", "staged", "bandwidth", "overhead",
-                       "torch"], parts
+                       "torch", "sanitizer"], parts
 assert all(not part["wrong"] and part["results"] for part in parts.values())
 assert any(result["check"] == "copy" and result["value"] > 0
            for result in parts["bandwidth"]["results"])
@@ -59,6 +59,8 @@ case "$1" in
   bits) kill -SEGV $$ ;;
   staged) echo '{"part": "staged", "check": "works", "ok": true}' ;;
   overhead) echo "no room" >&2; exit 1 ;;
+  # compute-sanitizer, with the program behind it.
+  --tool) echo "invalid read" >&2; exit 9 ;;
 esac
 END
 check --limit 2 --part load --part bits --part staged --part overhead &&
@@ -67,3 +69,7 @@ for line in "^load +FAILED +1 of 1" "not done within 2" "^bits +FAILED" SIGSEGV 
   "^staged +passed +1 of 1" "^overhead +FAILED" "exit code 1: no room"; do
   grep -qE "$line" "$TEST_TMPDIR/out" || fail "$line: $(<"$TEST_TMPDIR/out")"
 done
+cp "$folder/gpu_check_part" "$folder/compute-sanitizer"
+PATH="$folder:$PATH" check --part sanitizer && fail "the sanitizer finds an error"
+grep -q "exit code 9: invalid read" "$TEST_TMPDIR/out" ||
+  fail "$(<"$TEST_TMPDIR/out")"

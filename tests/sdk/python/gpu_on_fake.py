@@ -4,7 +4,12 @@ the fake of CUDA's driver, whose devices' memory is the host's (gpu_test.sh)."""
 
 import ctypes
 import gc
+import pathlib
+import pickle
+import subprocess
+import sys
 import unittest
+import uuid
 
 import numpy
 
@@ -103,6 +108,40 @@ class Tensor:
         return new(ctypes.addressof(tensor), b"dltensor", None)
 
 
+def train(comm, stage, device):
+    """Returns this rank's state after three steps."""
+    model = shard.Model("Net")
+    weight = model.add_param(0, "weight", DType.F32, [1000])
+    plan = shard.Plan(model, world_size=2, stage=stage, optimizer="adamw?lr=0.1")
+    with shard.Engine(plan, comm, device=device) as engine:
+        kind = "cuda:" if engine.device[0] == 2 else "cpu"
+        assert device in (f"{kind}{engine.device[1]}", "cpu"), engine.device
+        if comm.rank == 0:
+            engine.set_param(weight, numpy.arange(1000) / 100)
+        engine.broadcast_params()
+        for step in range(3):
+            with engine.unit(0, shard.Pass.BACKWARD):
+                write(engine.grad_view(weight), step + comm.rank)
+                engine.mark_unit_grads_ready(0)
+            engine.step(max_grad_norm=0.5)
+        with engine.state_dict(copy=True) as state:
+            return {key: state[key].data.tobytes() for key in state}
+
+
+def write(view, value):
+    """Writes a gradient where it lies, as a kernel of the host's would."""
+    grad = numpy.frombuffer(view.memory, numpy.float32)
+    grad[:] = numpy.linspace(-1, 1, grad.size, dtype=numpy.float32) * value
+
+
+def run_rank(url, rank, stage, path):
+    """A rank that is a process."""
+    with shard.Comm(url, rank=int(rank), world_size=2, timeout=20) as comm:
+        state = train(comm, int(stage), "cuda:0")
+        comm.barrier()
+    pathlib.Path(path).write_bytes(pickle.dumps(state))
+
+
 class GpuTest(SdkTest):
     def setUp(self):
         super().setUp()
@@ -188,37 +227,29 @@ class GpuTest(SdkTest):
             cpu.bind_param(self.weight, on_gpu)
 
     def test_ranks_have_a_gpu_each(self):
-        def train(comm, stage, device):
-            model = shard.Model("Net")
-            weight = model.add_param(0, "weight", DType.F32, [1000])
-            plan = shard.Plan(model, world_size=2, stage=stage,
-                              optimizer="adamw?lr=0.1")
-            with shard.Engine(plan, comm, device=device(comm.rank)) as engine:
-                self.assertEqual(engine.device[1],
-                                 comm.rank if engine.device[0] == 2 else 0)
-                if comm.rank == 0:
-                    engine.set_param(weight, numpy.arange(1000) / 100)
-                engine.broadcast_params()
-                for step in range(3):
-                    with engine.unit(0, shard.Pass.BACKWARD):
-                        self.write(engine.grad_view(weight), step + comm.rank)
-                        engine.mark_unit_grads_ready(0)
-                    engine.step(max_grad_norm=0.5)
-                with engine.state_dict(copy=True) as state:
-                    return {key: state[key].data.tobytes() for key in state}
-
         for stage in range(4):
             with self.subTest(stage=stage):
                 on_gpus = run_ranks(2, lambda comm: train(
-                    comm, stage, "cuda:{}".format))
-                on_cpu = run_ranks(2, lambda comm: train(
-                    comm, stage, lambda rank: "cpu"), "&direct=0")
+                    comm, stage, f"cuda:{comm.rank}"))
+                on_cpu = run_ranks(2, lambda comm: train(comm, stage, "cpu"),
+                                   "&direct=0")
                 self.assertEqual(on_gpus, on_cpu)
 
-    def write(self, view, value):
-        """Writes a gradient where it lies, as a kernel of the host's would."""
-        grad = numpy.frombuffer(view.memory, numpy.float32)
-        grad[:] = numpy.linspace(-1, 1, grad.size, dtype=numpy.float32) * value
+    def test_ranks_that_are_processes_share_a_gpu(self):
+        # Each has a fake of its own; what they exchange is real.
+        for stage in range(4):
+            with self.subTest(stage=stage):
+                url = f"shm:{uuid.uuid4()}"
+                ranks = [subprocess.Popen(
+                    [sys.executable, __file__, "rank", url, str(rank),
+                     str(stage), str(self.folder / str(rank))])
+                         for rank in range(2)]
+                self.assertEqual([rank.wait(60) for rank in ranks], [0, 0])
+                on_gpu = [pickle.loads((self.folder / str(rank)).read_bytes())
+                          for rank in range(2)]
+                on_cpu = run_ranks(2, lambda comm: train(comm, stage, "cpu"),
+                                   "&direct=0")
+                self.assertEqual(on_gpu, on_cpu)
 
     def test_tensors_of_the_host_are_taken_too(self):
         engine = self.engine("cpu")
@@ -229,4 +260,7 @@ class GpuTest(SdkTest):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    if sys.argv[1:2] == ["rank"]:
+        run_rank(*sys.argv[2:])
+    else:
+        unittest.main()

@@ -114,7 +114,12 @@ def _compile(ctx, fatbin, registers, ptx):
     images.append("--image3=kind=ptx,sm=%s,file=%s" % (ctx.attr.ptx, ptx.path))
     _shell(
         ctx,
-        "%s/fatbinary -64 --create=%s %s" % (CUDA_BIN, fatbin.path, " ".join(images)),
+        # Drivers before CUDA 12.4 do not read what toolkits compress by default.
+        "%s/fatbinary -64 --compress=false --create=%s %s" % (
+            CUDA_BIN,
+            fatbin.path,
+            " ".join(images),
+        ),
         inputs,
         [fatbin],
         "Fatbinary",
