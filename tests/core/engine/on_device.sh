@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Runs a test program with its engines on another device (see create_engine.h):
-# on_device.sh DEVICE PROGRAM [ARGUMENTS...]
+# on_device.sh DEVICE PROGRAM [--gtest_filter=-LEFT_OUT [--only_long=LEFT_OUT]]
+#
+# The tests of --only_long are left out, too, unless SHARD_TEST_LONG is set.
 SHARD_TEST_DEVICE="$1"
 export SHARD_TEST_DEVICE
 shift
@@ -21,6 +23,13 @@ case "${1-}" in
   --gtest_filter=-*)
     left_out="${1#--gtest_filter=}"
     shift
+    case "${1-}" in
+      --only_long=?*)
+        [ -n "${SHARD_TEST_LONG-}" ] || left_out="$left_out:${1#--only_long=}"
+        shift
+        ;;
+      --only_long=) shift ;;
+    esac
     set -- "--gtest_filter=${TESTBRIDGE_TEST_ONLY:-*}$left_out" "$@"
     ;;
 esac

@@ -86,27 +86,21 @@ _FAKE_CUDA = {
     },
     "//tests/core/engine:gradients_tests": {
         "*/apart_*": "ranks on GPUs share no memory in either form",
-        "*JoinTest.*": "JoinFormsTest takes the same paths with fewer steps",
-        "*MissingGradsTest.*/*stage?_*": "each stage once",
         "MissingGradsRandomTest.*": "calls differ between ranks that share memory",
-        "WhoHasGradientsTest.*": "MissingGradsTest takes the same paths",
     },
     "//tests/core/engine:steps_tests": {
         "*/apart_*": "ranks on GPUs share no memory in either form",
-        "*AccumulateTest.*": "takes a minute; StagesTest runs the same work",
         "*EnginePrecisionTest.*16_*_W?": "sums of 16 bits are rounded between ranks",
         "*HostStreamTest.*": "runs on cpu-async",
         "*InvarianceTest.*": "is about bits that ranks with shared memory have",
         "*NarrowParamsTest.*": "has optimizers without kernels",
         "*SkipTest.*": "has optimizers without kernels",
-        "*StagesTest.*/*stage?_*": "each stage once",
         "*StepModelTest.*": "has forms on cpu-async",
         "*StreamOrderTest.*": "runs on cpu-async",
         "DesyncTest.*": "compares plans and arguments, no elements",
         "GroupsTest.*": "has optimizers without kernels",
         "PrecisionTest.*": "sums of 16 bits are rounded between ranks",
         "RuntimeOrderTest.*": "makes streams of its own, and no engine",
-        "ShardGroupsTest.*": "takes a minute; gpu_check has such groups",
         "SkipGroupsTest.*": "has optimizers without kernels",
         "TensorOptimizersTest.*": "has optimizers without kernels",
     },
@@ -116,7 +110,6 @@ _FAKE_CUDA = {
         "*DifferentCallsTest.*": "is about calls that fail before elements move",
         "*EngineMemoryTest.*": "counts bytes, which are the same",
         "*ReplanTest.*": "has optimizers without kernels",
-        "*SummonTest.*_groups": "each stage once",
         "SupportedTest.*": "is about the host's memory",
         "*WrongCallsTest.*": "is about calls that fail before elements move",
         "CountersTest.*": "has no engine",
@@ -124,6 +117,18 @@ _FAKE_CUDA = {
         "SlotsTest.*": "has no engine",
         "UnitStatesTest.*": "has no engine",
     },
+}
+
+# By program, the tests that run on the fake of CUDA's driver only in the long form,
+# which take minutes: each stage runs once in the short form, too.
+_FAKE_CUDA_LONG = {
+    "//tests/core/engine:gradients_tests": [
+        "*JoinTest.*",
+        "*MissingGradsTest.*/*stage?_*",
+        "WhoHasGradientsTest.*",
+    ],
+    "//tests/core/engine:steps_tests": ["*StagesTest.*/*stage?_*"],
+    "//tests/core/engine:units_tests": ["*SummonTest.*_groups"],
 }
 
 # Other programs with an engine run without the guard device:
@@ -142,7 +147,7 @@ _FAKE_CUDA = {
 #   api:..., sdk:..., samples:...
 #       see the C interface alone, which does not open the guard device
 
-def _rerun(device, left_out_of, tags):
+def _rerun(device, left_out_of, tags, only_long = {}):
     for label, left_out in left_out_of.items():
         package, program = label[2:].split(":")
         if package != native.package_name():
@@ -154,6 +159,7 @@ def _rerun(device, left_out_of, tags):
                 device,
                 "$(location :%s)" % program,
                 "--gtest_filter=-" + ":".join(left_out.keys()),
+                "--only_long=" + ":".join(only_long.get(label, [])),
             ],
             data = [":" + program] + (
                 ["//tests/fake_cuda:libcuda.so.1"] if device == "fake_cuda" else []
@@ -172,4 +178,4 @@ def on_other_devices():
     """
     _rerun("guarded", _GUARDED, ["nosan"])
     _rerun("async", _ASYNC, ["tsanonly"])
-    _rerun("fake_cuda", _FAKE_CUDA, ["nosan"])
+    _rerun("fake_cuda", _FAKE_CUDA, ["nosan"], _FAKE_CUDA_LONG)

@@ -235,6 +235,26 @@ class GpuTest(SdkTest):
                                    "&direct=0")
                 self.assertEqual(on_gpus, on_cpu)
 
+    def test_memory_is_what_was_planned(self):
+        def work(comm, stage):
+            model = shard.Model("Net")
+            for size in (100, 5000, 3):
+                model.add_param(0, f"weight{size}", DType.BF16, [size])
+            model.add_buffer(0, "mean", DType.F32, [30])
+            plan = shard.Plan(model, world_size=comm.world_size, stage=stage,
+                              optimizer="adamw")
+            with shard.Engine(plan, comm, device="cuda:0") as engine:
+                self.assertEqual(engine.memory(), plan.memory(device="cuda:0"))
+                return engine.memory()
+
+        for ranks in (1, 2):
+            for stage in range(4):
+                with self.subTest(ranks=ranks, stage=stage):
+                    for memory in run_ranks(ranks, lambda comm: work(comm, stage)):
+                        self.assertGreater(memory.device_bytes, 0)
+                        self.assertGreater(memory.pinned_bytes, 0)
+                        self.assertEqual(memory.host_bytes, memory.pinned_bytes)
+
     def test_ranks_that_are_processes_share_a_gpu(self):
         # Each has a fake of its own; what they exchange is real.
         for stage in range(4):
