@@ -33,7 +33,8 @@ stage and options are its own.
 
 Memory is what an engine allocates, to the byte: of a rank that shares no memory
 with others, or with --shared of one that does; parameters are then there once
-per host. Activations are the program's own. Traffic is what a rank sends for a
+per host. With --device cuda:0 it is that of a GPU, and of the host what is pinned
+for it; --memory is then the GPU's. Activations are the program's own. Traffic is what a rank sends for a
 step, and receives as well.
 
 With --bandwidth, --flops and --tokens it says how long a step takes: when all
@@ -45,6 +46,7 @@ Exit code: 1 when --memory is given and nothing fits.
 Examples:
   shardctl plan gpt2.json --ranks 1,8,64 --stages 1,3 --wrap 'class?names=Block'
   shardctl plan model.safetensors --ranks 1024 --dtype bf16 --memory 80GB
+  shardctl plan gpt2.json --ranks 1 --device cuda:0 --memory 24GB
   shardctl plan gpt2.json --ranks 64 --stages 3 -o gpt2.plan)";
 
 struct PlanArguments {
@@ -60,6 +62,7 @@ struct PlanArguments {
   std::string buffer_bytes;
   std::string memory;
   std::string bandwidth;
+  std::string device;
   std::string output;
   double flops = 0;
   double tokens = 0;
@@ -107,7 +110,8 @@ RankResources ResourcesOf(const PlanArguments& arguments) {
           .flops = arguments.flops,
           .tokens = arguments.tokens,
           .micro_batches = arguments.micro_batches,
-          .shared = arguments.shared};
+          .shared = arguments.shared,
+          .device = arguments.device};
 }
 
 class PlanCommand {
@@ -122,6 +126,10 @@ class PlanCommand {
   }
 
   int Run() {
+    if (arguments_.shared && !arguments_.device.empty()) {
+      throw Failure("ranks share no memory on '" + Shown(arguments_.device) +
+                    "'; leave out --shared or --device");
+    }
     CheckOutput();
     if (IsPlanFile(arguments_.model)) {
       ShowFile();
@@ -270,6 +278,10 @@ void AddPlan(CommandLine* line) {
   command.AddOption("--buffer-bytes", &plan->buffer_bytes,
                     "Of a flat buffer (default: 25MiB)");
   command.AddFlag("--shared", &plan->shared, "Ranks of one host");
+  command.AddOption(
+      "--device", &plan->device,
+      "Where tensors lie, as in shard_engine_options: \"cuda:0\"; "
+      "no GPU is needed (default: the host's memory)");
   command.AddOption("--memory", &plan->memory,
                     "Of a rank, such as 80GB: says what fits");
   command

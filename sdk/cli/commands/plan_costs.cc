@@ -31,8 +31,14 @@ Json MemoryJson(const shard_memory& memory, const char* params) {
           {"total_bytes", Total(memory)}};
 }
 
+Json DeviceJson(const std::string& device, const shard_memory& memory) {
+  return {{"device", device},
+          {"device_bytes", memory.device_bytes},
+          {"pinned_bytes", memory.pinned_bytes}};
+}
+
 // Returns the line or lines above the table.
-std::string HeadText(const PlannedModel& model, bool shared) {
+std::string HeadText(const PlannedModel& model, const RankResources& rank) {
   const ModelDescription& description = model.description;
   std::string text = Shown(model.path) + ": " +
                      CountText(static_cast<uint64_t>(description.elements)) +
@@ -49,7 +55,8 @@ std::string HeadText(const PlannedModel& model, bool shared) {
             " tensors are neither parameters nor buffers, and left out";
   }
   return text + "\n" + Shown(model.optimizer) + ", " + model.partition +
-         (shared ? ", ranks share memory\n\n" : "\n\n");
+         (rank.shared ? ", ranks share memory" : "") +
+         (rank.device.empty() ? "" : ", on " + Shown(rank.device)) + "\n\n";
 }
 
 }  // namespace
@@ -67,6 +74,12 @@ void PlanCosts::Add(const shard_plan* plan) {
   shard_placement apart = SHARD_PLACEMENT_INIT;
   apart.separate_memory = 1;
   Check(shard_plan_memory(plan, &apart, &row.alone));
+  if (on_device()) {
+    shard_placement there = SHARD_PLACEMENT_INIT;
+    there.ranks_per_host = 1;
+    there.device = rank_.device.c_str();
+    Check(shard_plan_memory(plan, &there, &row.on_device));
+  }
   row.traffic = TrafficOf(plan, rank_.micro_batches);
   row.warnings = TextOf(shard_plan_warnings, plan);
   rows_.push_back(std::move(row));
@@ -78,11 +91,15 @@ bool PlanCosts::AnyFits() const {
 }
 
 const shard_memory& PlanCosts::MemoryOf(const Row& row) const {
+  if (on_device()) return row.on_device;
   return rank_.shared ? row.shared : row.alone;
 }
 
 bool PlanCosts::Fits(const Row& row) const {
-  return rank_.memory == 0 || Total(MemoryOf(row)) <= rank_.memory;
+  const shard_memory& memory = MemoryOf(row);
+  // Buffers of the model stay in the host's memory.
+  const uint64_t needed = on_device() ? memory.device_bytes : Total(memory);
+  return rank_.memory == 0 || needed <= rank_.memory;
 }
 
 PlanCosts::Times PlanCosts::TimesOf(const Row& row, int64_t elements) const {
@@ -116,6 +133,8 @@ Json PlanCosts::PlanJson(const Row& row, int64_t elements) const {
           {"buffers", row.buffers},
           {"memory", MemoryJson(row.alone, "param_bytes")},
           {"memory_shared", MemoryJson(row.shared, "param_bytes_per_host")},
+          {"memory_device",
+           on_device() ? DeviceJson(rank_.device, row.on_device) : Json()},
           {"fits", rank_.memory == 0 ? Json() : Json(Fits(row))},
           {"shards_grads", row.traffic.shards_grads},
           {"shards_params", row.traffic.shards_params},
@@ -153,10 +172,14 @@ void PlanCosts::PrintJsonDocument(const PlannedModel& model) const {
 std::string PlanCosts::TableText(int64_t elements) const {
   const bool timed = rank_.bandwidth > 0;
   const bool computed = rank_.flops > 0 && rank_.tokens > 0;
-  std::vector<std::string> head = {
-      ">ranks", ">stage",    rank_.shared ? ">params/host" : ">params",
-      ">grads", ">states",   ">slots",
-      ">total", ">sent/step"};
+  std::vector<std::string> head = {">ranks",
+                                   ">stage",
+                                   rank_.shared ? ">params/host" : ">params",
+                                   ">grads",
+                                   ">states",
+                                   ">slots",
+                                   on_device() ? ">device" : ">total",
+                                   ">sent/step"};
   const bool workspace = std::any_of(rows_.begin(), rows_.end(), [&](auto& r) {
     return MemoryOf(r).workspace_bytes > 0;
   });
@@ -165,6 +188,7 @@ std::string PlanCosts::TableText(int64_t elements) const {
   });
   if (buffers) head.insert(head.begin() + 6, ">model buffers");
   if (workspace) head.insert(head.begin() + 6, ">workspace");
+  if (on_device()) head.push_back(">pinned");
   if (timed) head.push_back(">comm.");
   if (timed && computed) {
     head.push_back(">step, hidden");
@@ -180,8 +204,10 @@ std::string PlanCosts::TableText(int64_t elements) const {
         BytesText(memory.state_bytes), BytesText(memory.transient_bytes)};
     if (workspace) cells.push_back(BytesText(memory.workspace_bytes));
     if (buffers) cells.push_back(BytesText(memory.model_buffer_bytes));
-    cells.push_back(BytesText(Total(memory)));
+    cells.push_back(
+        BytesText(on_device() ? memory.device_bytes : Total(memory)));
     cells.push_back(BytesText(static_cast<uint64_t>(row.traffic.total())));
+    if (on_device()) cells.push_back(BytesText(memory.pinned_bytes));
     const Times times = TimesOf(row, elements);
     if (timed) cells.push_back(SecondsText(times.communication));
     if (timed && computed) {
@@ -196,7 +222,7 @@ std::string PlanCosts::TableText(int64_t elements) const {
 
 void PlanCosts::PrintTable(const PlannedModel& model) const {
   const int64_t elements = model.description.elements;
-  std::string text = HeadText(model, rank_.shared) + TableText(elements);
+  std::string text = HeadText(model, rank_) + TableText(elements);
   if (rank_.flops > 0 && rank_.tokens > 0) {
     text += "\nThe computation takes " +
             SecondsText(TimesOf(rows_[0], elements).computation) + ": 6 x " +

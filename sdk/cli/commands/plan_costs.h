@@ -25,6 +25,7 @@ struct RankResources {
   double tokens = 0;       // Per step.
   int32_t micro_batches = 1;
   bool shared = false;  // Whether ranks share memory.
+  std::string device;   // As in shard_placement; "": the host's memory.
 };
 
 // The model and the options that all plans have in common, as they are shown.
@@ -57,6 +58,7 @@ class PlanCosts {
     int32_t buffers = 0;
     shard_memory alone = SHARD_MEMORY_INIT;
     shard_memory shared = SHARD_MEMORY_INIT;
+    shard_memory on_device = SHARD_MEMORY_INIT;  // Where there is a device.
     Traffic traffic;
     std::string warnings;
   };
@@ -70,6 +72,7 @@ class PlanCosts {
   };
 
   const shard_memory& MemoryOf(const Row& row) const;
+  bool on_device() const { return !rank_.device.empty(); }
   bool Fits(const Row& row) const;
   Times TimesOf(const Row& row, int64_t elements) const;
   Json PlanJson(const Row& row, int64_t elements) const;

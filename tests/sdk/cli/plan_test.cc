@@ -147,6 +147,40 @@ TEST_F(PlanTest, SaysWhatFits) {
   EXPECT_EQ(Plan({"--ranks", "4", "--memory", "1MiB"}).code, 1);
 }
 
+// Without a GPU: the driver is not asked.
+TEST_F(PlanTest, SaysWhatFitsIntoAGpu) {
+  const std::vector<std::string> device = {
+      "--ranks", "1,4", "--stages", "1", "--device", "cuda:0", "--memory"};
+  const auto with = [&](const std::string& memory) {
+    std::vector<std::string> options = device;
+    options.push_back(memory);
+    return options;
+  };
+  const Json json = PlanJson(with("60MiB"));
+  for (const int i : {0, 1}) {
+    const Json& plan = json["plans"][static_cast<size_t>(i)];
+    // Parameters and gradients, and two states of this rank's range.
+    const uint64_t bytes =
+        static_cast<uint64_t>(i == 0 ? 80 : 50) * 1024 * 1024;
+    EXPECT_EQ(plan["memory_device"]["device_bytes"], bytes);
+    EXPECT_GE(plan["memory_device"]["pinned_bytes"], 4u << 20);
+    EXPECT_EQ(plan["fits"], i == 1);
+  }
+  const Result fits = Plan(with("60MiB"));
+  EXPECT_EQ(fits.code, 0) << fits.error;
+  for (const char* const text : {", on cuda:0\n", "  device", "  pinned",
+                                 "  50.0 MiB", "  yes\n", "  no\n"}) {
+    EXPECT_TRUE(Has(fits.out, text)) << text << " in\n" << fits.out;
+  }
+  EXPECT_EQ(Plan(with("40MiB")).code, 1);
+  const Result unknown = Plan({"--device", "tpu:0"});
+  EXPECT_EQ(unknown.code, 3);
+  EXPECT_TRUE(Has(unknown.error, "'tpu:0' names no device")) << unknown.error;
+  const Result shared = Plan({"--device", "cuda:0", "--shared"});
+  EXPECT_EQ(shared.code, 3);
+  EXPECT_TRUE(Has(shared.error, "leave out --shared or --device"));
+}
+
 TEST_F(PlanTest, TextOfAPlan) {
   const Result result = Plan({"--ranks", "4", "--stages", "1"});
   EXPECT_EQ(result.out,
