@@ -189,6 +189,13 @@ class HostsStream {
   cuda::CuStream stream_ = nullptr;
 };
 
+void ExpectOnGpu(const StatusOr<Engine::Tensor>& tensor) {
+  ASSERT_OK(tensor);
+  const auto device = cuda::OpenDevice("0");
+  ASSERT_OK(device);
+  EXPECT_OK((*device)->CheckPlace(tensor->data, MemoryPlace::kDevice));
+}
+
 // Returns what the fourth step calls, from the declaration of its gradients on.
 Counters CountStep(const Form& form) {
   Counters counters;
@@ -200,6 +207,10 @@ Counters CountStep(const Form& form) {
     ASSERT_OK(engine);
     ASSERT_OK((*engine)->SetStream(stream.get()));
     ASSERT_OK(Fill(engine->get()));
+    for (ParamId p = 0; p < static_cast<ParamId>(plan->places().size()); ++p) {
+      ExpectOnGpu((*engine)->Param(p));
+      ExpectOnGpu((*engine)->Grad(p));
+    }
     for (int step = 1; step <= 4; ++step) {
       // Then each wait of the host is one query.
       RunAll();

@@ -203,17 +203,20 @@ TEST_F(CudaDeviceTest, NothingIsFreedUnderWorkThatMayRun) {
     auto stream = device->CreateStream(StreamKind::kCompute);
     ASSERT_OK(stream);
     const DeviceMemory memory = Allocate(device.get(), 64);
-    const DeviceMemory pinned = AllocateHost(device.get(), 64);
+    DeviceMemory pinned = AllocateHost(device.get(), 64);
+    const std::byte* const used = pinned.data();
     (*stream)->Copy(memory.data(), pinned.data(), 64);
     FailCall("cuEventRecord", 1, CuResult::kUnknown);
     stream->reset();
+    pinned = DeviceMemory();
+    EXPECT_NE(AllocateHost(device.get(), 64).data(), used);
   }
   const Alive alive = CountAlive();
   EXPECT_EQ(alive.streams, 2u);  // Also that of the memory pool.
   EXPECT_EQ(alive.modules, 1u);
   EXPECT_EQ(alive.context_retains, 1u);
   EXPECT_GE(alive.device_allocations, 1u);
-  EXPECT_EQ(alive.pinned_allocations, 1u);
+  EXPECT_EQ(alive.pinned_allocations, 2u);
   EXPECT_EQ(alive.current_contexts, 0u);
   EXPECT_EQ(ViolationText(), "");
   Reset();
