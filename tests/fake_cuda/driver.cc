@@ -303,6 +303,11 @@ const ErrorText* FindError(CuResult error) {
       {CuResult::kStreamCaptureUnsupported,
        "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
        "operation not permitted when stream is capturing"},
+      {CuResult::kStreamCaptureIsolation, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+       "dependency created on uncaptured work in another stream"},
+      {CuResult::kCapturedEvent, "CUDA_ERROR_CAPTURED_EVENT",
+       "operation not permitted on an event last recorded in a capturing "
+       "stream"},
       {CuResult::kStreamCaptureImplicit, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
        "operation would make the legacy stream depend on a capturing blocking "
        "stream"},
@@ -585,6 +590,7 @@ CuResult cuLaunchKernel(CuFunction function, unsigned grid_x, unsigned grid_y,
       extra != nullptr) {
     return CuResult::kInvalidValue;
   }
+  if (fake->IsCaptured(handle)) return CuResult::kSuccess;
   const HostKernel& kernel = *found->kernel;
   std::vector<uint64_t> args((kernel.arg_bytes + 7) / 8);
   std::memcpy(args.data(), params[0], kernel.arg_bytes);
@@ -626,6 +632,14 @@ CuResult cuStreamWaitEvent(CuStream handle, CuEvent event, unsigned flags) {
   const Event* const found = FindIn(&fake->events, HandleOf(event));
   if (found == nullptr) return CuResult::kInvalidHandle;
   if (flags != 0) return CuResult::kInvalidValue;
+  if (fake->IsCaptured(handle)) {
+    return found->is_captured ? CuResult::kSuccess
+                              : CuResult::kStreamCaptureIsolation;
+  }
+  if (found->is_captured) {
+    fake->Add(ViolationKind::kDrawnIn,
+              "a stream waits for an event of a stream that is captured");
+  }
   fake->scheduler.Enqueue(stream, "cuStreamWaitEvent", nullptr, found->record);
   return CuResult::kSuccess;
 }
@@ -648,8 +662,8 @@ CuResult cuStreamIsCapturing(CuStream handle, CuCaptureStatus* status) {
   SHARD_FAKE_CUDA_FIND_STREAM(handle, stream);
   const bool any = fake->captured != 0;
   if (any && stream->is_legacy) return CuResult::kStreamCaptureImplicit;
-  *status = any && HandleOf(handle) == fake->captured ? CuCaptureStatus::kActive
-                                                      : CuCaptureStatus::kNone;
+  *status = fake->IsCaptured(handle) ? CuCaptureStatus::kActive
+                                     : CuCaptureStatus::kNone;
   return CuResult::kSuccess;
 }
 
@@ -682,6 +696,8 @@ CuResult cuEventRecord(CuEvent event, CuStream handle) {
   Event* const found = FindIn(&fake->events, HandleOf(event));
   if (found == nullptr) return CuResult::kInvalidHandle;
   if (found->context != call.current_handle()) return CuResult::kInvalidContext;
+  found->is_captured = fake->IsCaptured(handle);
+  if (found->is_captured) return CuResult::kSuccess;
   found->record = fake->scheduler.Enqueue(stream, "cuEventRecord", nullptr);
   found->queries = 0;
   return CuResult::kSuccess;
@@ -691,6 +707,7 @@ CuResult cuEventQuery(CuEvent event) {
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuEventQuery);
   Event* const found = FindIn(&fake->events, HandleOf(event));
   if (found == nullptr) return CuResult::kInvalidHandle;
+  if (found->is_captured) return CuResult::kCapturedEvent;
   if (found->record == nullptr) return CuResult::kSuccess;
   if (found->record->is_done) {
     fake->scheduler.TellHost(*found->record);
@@ -823,7 +840,7 @@ CuResult cuMemcpyAsync(CuPointer to, CuPointer from, size_t bytes,
                        CuStream handle) {
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuMemcpyAsync);
   SHARD_FAKE_CUDA_FIND_STREAM(handle, stream);
-  if (bytes == 0) return CuResult::kSuccess;
+  if (bytes == 0 || fake->IsCaptured(handle)) return CuResult::kSuccess;
   if (to == 0 || from == 0) return CuResult::kInvalidValue;
   const std::string name =
       "cuMemcpyAsync of " + std::to_string(bytes) + " bytes";
@@ -854,7 +871,7 @@ CuResult cuMemsetD8Async(CuPointer to, unsigned char value, size_t bytes,
                          CuStream handle) {
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuMemsetD8Async);
   SHARD_FAKE_CUDA_FIND_STREAM(handle, stream);
-  if (bytes == 0) return CuResult::kSuccess;
+  if (bytes == 0 || fake->IsCaptured(handle)) return CuResult::kSuccess;
   const std::string name =
       "cuMemsetD8Async of " + std::to_string(bytes) + " bytes";
   Allocation* target = nullptr;

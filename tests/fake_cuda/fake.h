@@ -46,6 +46,7 @@ struct Function {
 
 struct Event {
   Handle context;
+  bool is_captured = false;           // The last record is part of a graph.
   std::shared_ptr<Operation> record;  // The last; null: never recorded.
   int queries = 0;                    // Of that, while it was not done.
 };
@@ -66,6 +67,9 @@ struct Fake {
   Fake() : scheduler(&mutex, [this](bool open) { memory.Protect(open); }) {}
 
   Handle MakeHandle() { return next_handle += 16; }
+  bool IsCaptured(cuda::CuStream stream) const {
+    return captured != 0 && reinterpret_cast<Handle>(stream) == captured;
+  }
   // The work is lost, and each call from here on returns `result`.
   void Lose(cuda::CuResult result) {
     lost = result;

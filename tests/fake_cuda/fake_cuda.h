@@ -14,7 +14,8 @@
 // any of its threads.
 //
 // Copies of memory that is not pinned are asynchronous, too: they read and
-// write it when they run. Graphs are not there yet.
+// write it when they run. Work that is captured is checked and dropped: graphs
+// are not there yet.
 //
 // Thread-safe, but for Reset. Never used in a child of fork.
 
@@ -79,8 +80,8 @@ SHARD_FAKE_CUDA_API void RunAll();
 // Returns the number of operations that were enqueued and did not run.
 SHARD_FAKE_CUDA_API size_t NumPending();
 
-// Makes calls fail as they do while the host captures the work of `stream` as a
-// graph, in the mode that forbids most; null: no more. Nothing is captured.
+// Begins the capture of the work of `stream`, in the mode that forbids most;
+// null ends it. Meanwhile calls fail as a driver's do.
 SHARD_FAKE_CUDA_API void SetCaptured(cuda::CuStream stream);
 
 // ---- What was done ----
@@ -137,6 +138,7 @@ enum class ViolationKind {
   kOutOfBounds,   // A copy or a memset leaves its allocation.
   kOverrun,       // A kernel wrote behind the end of an allocation.
   kUnreachable,   // A kernel uses the host's own memory.
+  kDrawnIn,       // A stream waits for captured work, and so is captured too.
 };
 
 struct Violation {

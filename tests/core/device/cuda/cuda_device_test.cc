@@ -185,8 +185,16 @@ TEST_F(CudaDeviceTest, ACapturedStreamOfTheHostIsRefused) {
   ExpectError((*wrapped)->Record().Synchronize(Deadline::After(30)),
               StatusCode::kFailedPrecondition,
               {"captures the work of its stream", "shard-host"});
-  SetCaptured(nullptr);
   EXPECT_EQ(CountSince(before).Calls("cuEventRecord"), 0u);
+  // Nor can it wait for work that is not captured.
+  auto other = device->CreateStream(StreamKind::kCompute);
+  ASSERT_OK(other);
+  wrapped = device->WrapStream(native);
+  ASSERT_OK(wrapped);
+  (*wrapped)->Wait((*other)->Record(), Deadline::After(30));
+  ExpectError((*wrapped)->status(), StatusCode::kFailedPrecondition,
+              {"STREAM_CAPTURE_ISOLATION", "captures a CUDA graph"});
+  SetCaptured(nullptr);
   wrapped->reset();
   EXPECT_EQ(api.StreamDestroy(native), CuResult::kSuccess);
   EXPECT_EQ(api.CtxPopCurrent(&context), CuResult::kSuccess);

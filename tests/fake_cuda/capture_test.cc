@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// While the host captures the work of a stream, the fake driver forbids what a
+// driver does.
+
+#include <gtest/gtest.h>
+
+#include "tests/fake_cuda/driver_testing.h"
+
+namespace shard::capture_test {
+namespace {
+
+using namespace testing::fake_cuda;
+using cuda::CuCaptureMode;
+using cuda::CuCaptureStatus;
+
+class CaptureTest : public DriverTest {
+ protected:
+  void TearDown() override {
+    SetCaptured(nullptr);
+    DriverTest::TearDown();
+  }
+
+  CuCaptureStatus StatusOf(CuStream stream) {
+    CuCaptureStatus status = CuCaptureStatus::kInvalidated;
+    EXPECT_CU(api_.StreamIsCapturing(stream, &status));
+    return status;
+  }
+};
+
+TEST_F(CaptureTest, ThreadsSayThatTheyKnowWhatTheyDo) {
+  const CuStream captured = MakeStream();
+  const CuStream other = MakeStream();
+  const CuEvent event = Record(other);
+  SetCaptured(captured);
+  CuPointer memory = 0;
+  EXPECT_EQ(api_.EventQuery(event), CuResult::kStreamCaptureUnsupported);
+  EXPECT_EQ(api_.MemAlloc(&memory, 1), CuResult::kStreamCaptureUnsupported);
+  CuCaptureMode mode = CuCaptureMode::kRelaxed;
+  EXPECT_CU(api_.ThreadExchangeCaptureMode(&mode));
+  EXPECT_EQ(mode, CuCaptureMode::kGlobal);
+  EXPECT_CU(Await(event));
+  EXPECT_CU(api_.MemAlloc(&memory, 1));
+  EXPECT_CU(api_.MemFree(memory));
+  EXPECT_CU(api_.ThreadExchangeCaptureMode(&mode));
+  EXPECT_EQ(mode, CuCaptureMode::kRelaxed);
+  EXPECT_EQ(api_.EventQuery(event), CuResult::kStreamCaptureUnsupported);
+}
+
+TEST_F(CaptureTest, AStreamTellsWhetherItIsCaptured) {
+  const CuStream captured = MakeStream();
+  const CuStream other = MakeStream();
+  SetCaptured(captured);
+  EXPECT_EQ(StatusOf(captured), CuCaptureStatus::kActive);
+  EXPECT_EQ(StatusOf(other), CuCaptureStatus::kNone);
+  CuCaptureStatus status = CuCaptureStatus::kNone;
+  EXPECT_EQ(api_.StreamIsCapturing(cuda::LegacyStream(), &status),
+            CuResult::kStreamCaptureImplicit);
+  SetCaptured(nullptr);
+  EXPECT_EQ(StatusOf(captured), CuCaptureStatus::kNone);
+}
+
+TEST_F(CaptureTest, CapturedWorkDoesNotRun) {
+  const CuStream captured = MakeStream();
+  const CuPointer memory = MakeMemory();
+  Set(memory, 1, captured);
+  EXPECT_EQ(Read(memory, captured), 1);
+  SetCaptured(captured);
+  Set(memory, 2, captured);
+  SetCaptured(nullptr);
+  EXPECT_EQ(Read(memory, captured), 1);
+}
+
+TEST_F(CaptureTest, CapturedWorkWaitsForNoOther) {
+  const CuStream captured = MakeStream();
+  const CuEvent event = Record(MakeStream());
+  SetCaptured(captured);
+  EXPECT_EQ(api_.StreamWaitEvent(captured, event, 0),
+            CuResult::kStreamCaptureIsolation);
+}
+
+TEST_F(CaptureTest, AnEventOfACaptureIsNotForOthers) {
+  const CuStream captured = MakeStream();
+  const CuStream other = MakeStream();
+  const CuEvent event = MakeEvent();
+  SetCaptured(captured);
+  EXPECT_CU(api_.EventRecord(event, captured));
+  EXPECT_CU(api_.StreamWaitEvent(captured, event, 0));
+  CuCaptureMode mode = CuCaptureMode::kRelaxed;
+  EXPECT_CU(api_.ThreadExchangeCaptureMode(&mode));
+  EXPECT_EQ(api_.EventQuery(event), CuResult::kCapturedEvent);
+  EXPECT_CU(api_.ThreadExchangeCaptureMode(&mode));
+  EXPECT_EQ(ViolationText(), "");
+  EXPECT_CU(api_.StreamWaitEvent(other, event, 0));
+  ASSERT_EQ(Violations().size(), 1u);
+  EXPECT_EQ(Violations()[0].kind, ViolationKind::kDrawnIn);
+  ClearViolations();
+}
+
+}  // namespace
+}  // namespace shard::capture_test
