@@ -14,6 +14,8 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
+
 #include "kernels/cpu/square_sum.h"
 #include "kernels/cpu/vector_arithmetic.h"
 #include "kernels/formula/all.h"
@@ -22,73 +24,76 @@ HWY_BEFORE_NAMESPACE();
 namespace shard {
 namespace HWY_NAMESPACE {
 
-struct LambSquares {
-  double param;
-  double update;
+// The work of the passes on elements [begin, end), in whole vectors of D.
+// Methods return the first element not done.
+template <class D>
+class LambRange {
+ public:
+  using V = hn::Vec<D>;
+
+  HWY_INLINE LambRange(const Lamb::Scalars& scalars, const TensorStepArgs& args)
+      : args_(args),
+        rule_(arithmetic_, scalars),
+        sign_(arithmetic_.Set(scalars.gradient_sign)) {}
+
+  // Updates the moments, and stores u of these elements in `updates`.
+  HWY_INLINE size_t Moments(size_t begin, size_t end, float* updates) const {
+    float* const m = args_.states[0];
+    float* const v = args_.states[1];
+    size_t i = begin;
+    for (; i + lanes_ <= end; i += lanes_, updates += lanes_) {
+      const V g = hn::Mul(hn::LoadU(d_, args_.grad + i), sign_);
+      V states[] = {hn::LoadU(d_, m + i), hn::LoadU(d_, v + i)};
+      const V u = rule_.Update(g, hn::LoadU(d_, args_.param + i), states);
+      hn::StoreU(u, d_, updates);
+      hn::StoreU(states[0], d_, m + i);
+      hn::StoreU(states[1], d_, v + i);
+    }
+    return i;
+  }
+
+  HWY_INLINE size_t Apply(size_t begin, size_t end, double step_size) const {
+    const V step = arithmetic_.Set(step_size);
+    const float* const m = args_.states[0];
+    const float* const v = args_.states[1];
+    size_t i = begin;
+    for (; i + lanes_ <= end; i += lanes_) {
+      const V p = hn::LoadU(d_, args_.param + i);
+      const V states[] = {hn::LoadU(d_, m + i), hn::LoadU(d_, v + i)};
+      hn::StoreU(rule_.Apply(p, rule_.UpdateAgain(p, states), step), d_,
+                 args_.param + i);
+    }
+    return i;
+  }
+
+ private:
+  const TensorStepArgs& args_;
+  D d_;
+  size_t lanes_ = hn::Lanes(D());
+  VectorArithmetic<D> arithmetic_;
+  LambRule<VectorArithmetic<D>> rule_;
+  V sign_;
 };
-
-// Updates the moments of elements [begin, count) in whole vectors of D, and
-// adds the squares of p and u. Returns the first element not done.
-template <class D>
-HWY_INLINE size_t LambMoments(D d, const Lamb::Scalars& scalars,
-                              const TensorStepArgs& args, size_t begin,
-                              size_t count, LambSquares* squares) {
-  const VectorArithmetic<D> arithmetic;
-  const LambRule<VectorArithmetic<D>> rule(arithmetic, scalars);
-  const auto sign = arithmetic.Set(scalars.gradient_sign);
-  const size_t lanes = hn::Lanes(d);
-  const float* const grad = args.grad;
-  const float* const param = args.param;
-  float* const m = args.states[0];
-  float* const v = args.states[1];
-  SquareSum<D> param_squares;
-  SquareSum<D> update_squares;
-  size_t i = begin;
-  for (; i + lanes <= count; i += lanes) {
-    const auto g = hn::Mul(hn::LoadU(d, grad + i), sign);
-    const auto p = hn::LoadU(d, param + i);
-    hn::Vec<D> states[] = {hn::LoadU(d, m + i), hn::LoadU(d, v + i)};
-    update_squares.Add(rule.Update(g, p, states));
-    param_squares.Add(p);
-    hn::StoreU(states[0], d, m + i);
-    hn::StoreU(states[1], d, v + i);
-  }
-  squares->param += param_squares.Total();
-  squares->update += update_squares.Total();
-  return i;
-}
-
-// Updates the parameters [begin, count), in whole vectors of D.
-template <class D>
-HWY_INLINE void LambApply(D d, const Lamb::Scalars& scalars,
-                          const TensorStepArgs& args, size_t begin,
-                          size_t count, double step_size) {
-  const VectorArithmetic<D> arithmetic;
-  const LambRule<VectorArithmetic<D>> rule(arithmetic, scalars);
-  const auto step = arithmetic.Set(step_size);
-  const size_t lanes = hn::Lanes(d);
-  float* const param = args.param;
-  const float* const m = args.states[0];
-  const float* const v = args.states[1];
-  for (size_t i = begin; i + lanes <= count; i += lanes) {
-    const auto p = hn::LoadU(d, param + i);
-    const hn::Vec<D> states[] = {hn::LoadU(d, m + i), hn::LoadU(d, v + i)};
-    hn::StoreU(rule.Apply(p, rule.UpdateAgain(p, states), step), d, param + i);
-  }
-}
 
 HWY_INLINE void LambStep(const Lamb::Scalars& scalars,
                          const TensorStepArgs& args) {
-  const hn::ScalableTag<float> d;
-  const hn::CappedTag<float, 1> one;
+  const LambRange<hn::ScalableTag<float>> vectors(scalars, args);
+  const LambRange<hn::CappedTag<float, 1>> rest(scalars, args);
   const auto count = static_cast<size_t>(ShapeNumel(args.shape, args.ndim));
-  LambSquares squares = {};
-  const size_t whole = LambMoments(d, scalars, args, 0, count, &squares);
-  LambMoments(one, scalars, args, whole, count, &squares);
+  TileSum param_squares;
+  TileSum update_squares;
+  float updates[kSquareTile];
+  for (size_t begin = 0; begin < count; begin += kSquareTile) {
+    const size_t end = std::min(begin + kSquareTile, count);
+    const size_t done = vectors.Moments(begin, end, updates);
+    rest.Moments(done, end, updates + (done - begin));
+    param_squares.Add(SumSquares(args.param + begin, end - begin));
+    update_squares.Add(SumSquares(updates, end - begin));
+  }
   const double step_size =
-      Lamb::StepSize(scalars, squares.param, squares.update);
-  LambApply(d, scalars, args, 0, whole, step_size);
-  LambApply(one, scalars, args, whole, count, step_size);
+      Lamb::StepSize(scalars, param_squares.Take(), update_squares.Take());
+  const size_t done = vectors.Apply(0, count, step_size);
+  rest.Apply(done, count, step_size);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -196,6 +196,30 @@ class Warp {
 #endif
   }
 
+  // Returns the sum of the doubles of(lane, value), in the order of SumOfLanes
+  // (kernels/cpu/ordered_sum.h).
+  template <class Of>
+  SHARD_DEVICE double SumInOrder(const Of& of) {
+#ifdef __CUDACC__
+    // Both lanes of a pair add the same two, and have the same bits.
+    double sum = of(static_cast<int>(threadIdx.x % kLanes), value_);
+    SHARD_UNROLL
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+      sum += __shfl_xor_sync(~0u, sum, half);
+    }
+    return sum;
+#else
+    double lanes[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] = of(lane, values_[lane]);
+    }
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+      for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    }
+    return lanes[0];
+#endif
+  }
+
   // Runs take(lane, value, given) for each lane, with what the other lane of
   // its pair (2 i, 2 i + 1) has given as give(lane, value), 64 bits.
   template <class Give, class Take>

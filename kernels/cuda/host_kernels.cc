@@ -12,8 +12,11 @@ std::span<const HostKernel> HostKernels() {
       {"shard_encode_q8", sizeof(EncodeQ8Args), shard_encode_q8},
       {"shard_fill", sizeof(FillArgs), shard_fill},
       {"shard_finish_norm", sizeof(FinishNormArgs), shard_finish_norm},
+      {"shard_lamb_apply", sizeof(UpdateTensorsArgs), shard_lamb_apply},
+      {"shard_lamb_moments", sizeof(UpdateTensorsArgs), shard_lamb_moments},
       {"shard_narrow", sizeof(NarrowArgs), shard_narrow},
       {"shard_sum_gradients", sizeof(SumGradientsArgs), shard_sum_gradients},
+      {"shard_sum_squares", sizeof(UpdateTensorsArgs), shard_sum_squares},
       {"shard_widen", sizeof(WidenArgs), shard_widen},
 #define SHARD_HOST_KERNEL(Name) \
   {"shard_update_" #Name, sizeof(UpdateElementsArgs), shard_update_##Name},

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/device_math.h"
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/power.h"
@@ -381,13 +382,6 @@ SHARD_DEVICE void TakeNorm(NormScratch* scratch, NormSum* sum) {
   found.largest_bits = AtomicTake(&scratch->largest_bits);
   MergeNorm(found, sum);
 }
-
-struct DeviceMath {
-  SHARD_DEVICE double Sqrt(double x) const { return cuda::Sqrt(x); }
-  SHARD_DEVICE double Power(double x, double y) const {
-    return cuda::Power(x, y);
-  }
-};
 
 }  // namespace
 

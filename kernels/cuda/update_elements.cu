@@ -2,322 +2,38 @@
 
 #include "kernels/cuda/arithmetic.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/element_tiles.h"
 #include "kernels/cuda/kernel.h"
-#include "kernels/cuda/q8.h"
-#include "kernels/cuda/random.h"
-#include "kernels/cuda/tile.h"
 #include "kernels/cuda/update_elements.h"
 #include "kernels/formula/all.h"
-#include "kernels/formula/state_kind.h"
 
 namespace shard::cuda {
 
 namespace {
 
-// The elements of a tile that one lane steps.
-struct Lane {
-  Raw raw_gradient;
-  Raw raw_param;
-  Raw raw_states[kMaxStates];
-  float gradient[kPerLane];
-  float param[kPerLane];
-  float states[kMaxStates][kPerLane];
-  LaneWords words;
-};
-
-// A tile, and the parameter that it belongs to.
-struct ParamTile {
-  Tile tile;
-  uint32_t row;  // Of StepBlock::rows.
-  RandomStream random;
-};
-
-// Returns the last slice whose first tile is not after `tile`.
-SHARD_DEVICE const ElementSlice& SliceOf(const ElementRange& range,
-                                         uint32_t tile) {
-  uint32_t low = 0;
-  uint32_t high = range.num_slices;
-  while (high - low > 1) {
-    const uint32_t middle = low + (high - low) / 2;
-    (range.slices[middle].first_tile <= tile ? low : high) = middle;
-  }
-  return range.slices[low];
-}
-
-// Returns the kinds of the formula's states, 8 bits each. A number, since code
-// of a GPU cannot index an array that the host has.
-template <class F>
-constexpr uint32_t PackedKinds() {
-  // clang 14 knows the bound of the array only after this.
-  static_assert(sizeof(F::kStateKinds) == F::kNumStates * sizeof(StateKind));
-  uint32_t kinds = 0;
-  for (int s = 0; s < F::kNumStates; ++s) {
-    kinds |= static_cast<uint32_t>(F::kStateKinds[s]) << 8 * s;
-  }
-  return kinds;
-}
-
-template <class F>
-SHARD_DEVICE StateKind KindOf(int s) {
-  constexpr uint32_t kKinds = PackedKinds<F>();
-  return static_cast<StateKind>(kKinds >> 8 * s & 0xFF);
-}
-
-// Steps the tiles of a range with one formula.
 template <class F, template <class> class RuleOf>
-class ElementUpdate {
- public:
-  using Rule = RuleOf<Arithmetic>;
-
-  // `block` is a copy of that at `latched`, beside which the rows lie.
-  SHARD_DEVICE ElementUpdate(const ElementRange& range, const StepBlock& block,
-                             const StepBlock& latched, const AesTable& table)
-      : range_(range), block_(block), latched_(latched), table_(table) {
-    const bool clips = block.clip_value <= kMaxFloat;
-    clip_ =
-        clips ? static_cast<float>(block.clip_value) : FloatOf(kInfinityBits);
-    scale_ = static_cast<float>(block.scale);
-    reads_kept_ = block.has_norm && range.kept_sum != nullptr;
-    // A single gradient is multiplied once, by scale and sign together.
-    one_gradient_ = num_sources() == 1 && !clips;
-    by_slice_ = range.by_param || block.has_param_rows();
-    aligned_ = AreAligned();
-  }
-
-  SHARD_DEVICE uint64_t num_tiles() const {
-    return by_slice_ ? range_.num_tiles : (range_.count + kTile - 1) / kTile;
-  }
-
-  SHARD_DEVICE void Step(uint64_t index) const {
-    const ParamTile at = TileAt(index);
-    if (at.row == kNotStepped) return;
-    Warp<Lane> warp;
-    LoadTile(at.tile, &warp);
-    Update(at, &warp);
-    StoreParam(at, &warp);
-    if (range_.state_dtype == DType::kF32) return StoreStates(at.tile, &warp);
-    if constexpr (HasNarrowStates<F>) StoreNarrowStates(at, &warp);
-  }
-
- private:
-  static constexpr double kMaxFloat = 0x1.fffffep127;
-
-  SHARD_DEVICE bool AreAligned() const {
-    uintptr_t all = AddressOf(range_.param) | AddressOf(range_.master);
-    for (int s = 0; s < F::kNumStates; ++s) all |= AddressOf(range_.states[s]);
-    all |= AddressOf(FirstSource());
-    for (uint32_t w = 1; w < num_sources(); ++w) {
-      all |= AddressOf(range_.sources[w]);
-    }
-    return all % sizeof(Words4) == 0;
-  }
-
-  SHARD_DEVICE uint32_t num_sources() const {
-    return reads_kept_ ? 1 : range_.sources.count;
-  }
-  SHARD_DEVICE const void* FirstSource() const {
-    return reads_kept_ ? range_.kept_sum : range_.sources[0];
-  }
-
-  SHARD_DEVICE ParamTile TileAt(uint64_t index) const {
-    ParamTile at;
-    int64_t begin = 0;
-    auto end = static_cast<int64_t>(range_.count);
-    if (by_slice_) {
-      const ElementSlice& slice = SliceOf(range_, static_cast<uint32_t>(index));
-      begin = static_cast<int64_t>(slice.begin);
-      end = begin + static_cast<int64_t>(slice.count);
-      const int64_t tile = static_cast<int64_t>(index) - slice.first_tile;
-      // The slice's first element is in the middle of a block where the
-      // parameter's part on another rank ends there.
-      at.tile.first = begin - slice.param_begin % kTile + tile * kTile;
-      at.row = block_.has_param_rows() ? latched_.param_rows()[slice.position]
-                                       : static_cast<uint32_t>(range_.group);
-      at.random = {block_.seed, block_.random_step, slice.position,
-                   slice.param_begin + (at.tile.first - begin)};
-    } else {
-      at.tile.first = static_cast<int64_t>(index) * kTile;
-      at.row = static_cast<uint32_t>(range_.group);
-    }
-    at.tile.begin = static_cast<int>(
-        begin > at.tile.first ? begin - at.tile.first : int64_t{0});
-    at.tile.end = static_cast<int>(
-        end < at.tile.first + kTile ? end - at.tile.first : int64_t{kTile});
-    at.tile.whole = aligned_ && at.tile.begin == 0 && at.tile.end == kTile &&
-                    at.tile.first % 4 == 0;
-    return at;
-  }
-
-  // Loads the first source and all other tensors before it uses any, so that
-  // the loads overlap.
-  SHARD_DEVICE void LoadTile(const Tile& tile, Warp<Lane>* warp) const {
-    warp->Each([&](int lane, Lane& v) {
-      v.raw_gradient = LoadRaw(range_.sources.dtype, FirstSource(), tile, lane);
-      v.raw_param = range_.master != nullptr
-                        ? LoadRaw(DType::kF32, range_.master, tile, lane)
-                        : LoadRaw(range_.param_dtype, range_.param, tile, lane);
-      SHARD_UNROLL
-      for (int s = 0; s < F::kNumStates; ++s) {
-        v.raw_states[s] =
-            LoadRaw(range_.state_dtype, range_.states[s], tile, lane);
-      }
-      LoadGradient(tile, lane, &v);
-      Widen(range_.master != nullptr ? DType::kF32 : range_.param_dtype,
-            v.raw_param, v.param);
-      SHARD_UNROLL
-      for (int s = 0; s < F::kNumStates; ++s) {
-        WidenState(s, tile, v.raw_states[s], v.states[s]);
-      }
-    });
-  }
-
-  // Sums, scales and clips the gradients, as SumGradients of kernels/cpu.
-  SHARD_DEVICE void LoadGradient(const Tile& tile, int lane, Lane* v) const {
-    Widen(range_.sources.dtype, v->raw_gradient, v->gradient);
-    if (one_gradient_) return;
-    for (uint32_t w = 1; w < num_sources(); ++w) {
-      float other[kPerLane];
-      Widen(range_.sources.dtype,
-            LoadRaw(range_.sources.dtype, range_.sources[w], tile, lane),
-            other);
-      SHARD_UNROLL
-      for (int k = 0; k < kPerLane; ++k) v->gradient[k] += other[k];
-    }
+SHARD_DEVICE void UpdateTile(const ElementTiles<F>& tiles, uint64_t index) {
+  const ParamTile at = tiles.TileAt(index);
+  if (at.row == kNotStepped) return;
+  Warp<ElementLane> warp;
+  tiles.LoadTile(at.tile, &warp);
+  const auto& scalars = tiles.ScalarsOf(at.row);
+  const RuleOf<Arithmetic> rule(Arithmetic(), scalars);
+  const float factor = tiles.FactorOf(scalars.gradient_sign);
+  warp.Each([&](int, ElementLane& v) {
     SHARD_UNROLL
     for (int k = 0; k < kPerLane; ++k) {
-      float g = v->gradient[k] * scale_;
-      g = g > clip_ ? clip_ : g;
-      v->gradient[k] = g < -clip_ ? -clip_ : g;
-    }
-  }
-
-  SHARD_DEVICE void WidenState(int s, const Tile& tile, const Raw& raw,
-                               float* to) const {
-    if (range_.state_dtype == DType::kF32) return Widen(DType::kF32, raw, to);
-    if constexpr (HasNarrowStates<F>) {
-      if (range_.state_dtype == DType::kQ8) {
-        DecodeQ8(KindOf<F>(s), raw, *ScaleAt(s, tile), to);
-      } else {
-        Widen(DType::kBF16, raw, to);
-      }
-    }
-  }
-
-  SHARD_DEVICE float* ScaleAt(int s, const Tile& tile) const {
-    return range_.scales[s] + tile.first / kTile;
-  }
-
-  SHARD_DEVICE void Update(const ParamTile& at, Warp<Lane>* warp) const {
-    // The scalars are all that a FormulaScalars has.
-    const auto& scalars = *reinterpret_cast<const typename F::Scalars*>(
-        &latched_.rows()[at.row].scalars);
-    const Rule rule(Arithmetic(), scalars);
-    // The sign is 1 or -1.
-    const auto sign = static_cast<float>(scalars.gradient_sign);
-    const float factor = one_gradient_ ? sign * scale_ : sign;
-    warp->Each([&](int, Lane& v) {
+      float states[kMaxStates];
       SHARD_UNROLL
-      for (int k = 0; k < kPerLane; ++k) {
-        float states[kMaxStates];
-        SHARD_UNROLL
-        for (int s = 0; s < F::kNumStates; ++s) states[s] = v.states[s][k];
-        rule.Update(v.gradient[k] * factor, v.param[k], states);
-        SHARD_UNROLL
-        for (int s = 0; s < F::kNumStates; ++s) v.states[s][k] = states[s];
-      }
-    });
-  }
-
-  SHARD_DEVICE void StoreParam(const ParamTile& at, Warp<Lane>* warp) const {
-    const bool stochastic = range_.stochastic_rounding;
-    if (stochastic) MakeWordsOf(kParamTensor, at, warp);
-    warp->Each([&](int lane, Lane& v) {
-      if (range_.master != nullptr) {
-        StoreRaw(Narrow(DType::kF32, v.param), DType::kF32, range_.master,
-                 at.tile, lane);
-      }
-      StoreRaw(stochastic ? NarrowStochastically(kParamTensor, v.words, v.param)
-                          : Narrow(range_.param_dtype, v.param),
-               range_.param_dtype, range_.param, at.tile, lane);
-    });
-  }
-
-  SHARD_DEVICE void StoreStates(const Tile& tile, Warp<Lane>* warp) const {
-    warp->Each([&](int lane, Lane& v) {
+      for (int s = 0; s < F::kNumStates; ++s) states[s] = v.states[s][k];
+      rule.Update(v.gradient[k] * factor, v.param[k], states);
       SHARD_UNROLL
-      for (int s = 0; s < F::kNumStates; ++s) {
-        StoreRaw(Narrow(DType::kF32, v.states[s]), DType::kF32,
-                 range_.states[s], tile, lane);
-      }
-    });
-  }
-
-  SHARD_DEVICE void StoreNarrowStates(const ParamTile& at,
-                                      Warp<Lane>* warp) const {
-    SHARD_UNROLL
-    for (int s = 0; s < F::kNumStates; ++s) {
-      constexpr uint32_t kMiddle = 1u << 15;
-      const StateKind kind = KindOf<F>(s);
-      const uint32_t tensor = TensorOfState(s);
-      const bool stochastic = IsRoundedStochastically(kind);
-      // The second tensor of a pair has the words of the first.
-      if (stochastic && (IsFirstOfPair(tensor) ||
-                         !IsRoundedStochastically(KindOf<F>(s - 1)))) {
-        MakeWordsOf(tensor, at, warp);
-      }
-      if (range_.state_dtype == DType::kQ8) {
-        const float scale = MakeScale(kind, s, at.tile, warp);
-        warp->Each([&](int lane, Lane& v) {
-          if (lane == 0) *ScaleAt(s, at.tile) = scale;
-          const Raw codes = EncodeQ8(kind, v.states[s], scale, [&](int k) {
-            return stochastic ? v.words.Of(k, IsFirstOfPair(tensor)) : kMiddle;
-          });
-          StoreRaw(codes, DType::kQ8, range_.states[s], at.tile, lane);
-        });
-      } else {
-        warp->Each([&](int lane, Lane& v) {
-          StoreRaw(stochastic
-                       ? NarrowStochastically(tensor, v.words, v.states[s])
-                       : Narrow(DType::kBF16, v.states[s]),
-                   DType::kBF16, range_.states[s], at.tile, lane);
-        });
-      }
+      for (int s = 0; s < F::kNumStates; ++s) v.states[s][k] = states[s];
     }
-  }
-
-  // Returns the scale of the block for state s.
-  SHARD_DEVICE float MakeScale(StateKind kind, int s, const Tile& tile,
-                               Warp<Lane>* warp) const {
-    return ScaleOfBlock(kind, warp->Max([&](int lane, const Lane& v) {
-      uint32_t most = 0;
-      SHARD_UNROLL
-      for (int k = 0; k < kPerLane; ++k) {
-        if (!tile.Has(ElementOf(lane, k))) continue;
-        const uint32_t bits = BitsOf(v.states[s][k]) & 0x7FFFFFFF;
-        if (bits > most) most = bits;
-      }
-      return most;
-    }));
-  }
-
-  SHARD_DEVICE void MakeWordsOf(uint32_t tensor, const ParamTile& at,
-                                Warp<Lane>* warp) const {
-    MakeTileWords(
-        table_, at.random, RandomPair(tensor),
-        [](Lane& v) -> LaneWords& { return v.words; }, warp);
-  }
-
-  const ElementRange& range_;
-  const StepBlock& block_;
-  const StepBlock& latched_;
-  const AesTable& table_;
-  float scale_;
-  float clip_;
-  bool reads_kept_;
-  bool one_gradient_;
-  bool by_slice_;
-  bool aligned_;
-};
+  });
+  tiles.StoreParam(at, &warp);
+  tiles.StoreStates(at, &warp);
+}
 
 template <class F, template <class> class Rule>
 SHARD_DEVICE void UpdateElements(const UpdateElementsArgs& args,
@@ -327,9 +43,9 @@ SHARD_DEVICE void UpdateElements(const UpdateElementsArgs& args,
   const StepBlock block = *args.block;
   if (block.skipped) return;
   const AesTable table(args.range.needs_random);
-  const ElementUpdate<F, Rule> update(args.range, block, *args.block, table);
-  ForEachOnWarp(launch, update.num_tiles(),
-                [&](uint64_t tile) { update.Step(tile); });
+  const ElementTiles<F> tiles(args.range, block, *args.block, table);
+  ForEachOnWarp(launch, tiles.count(),
+                [&](uint64_t tile) { UpdateTile<F, Rule>(tiles, tile); });
 }
 
 }  // namespace

@@ -25,6 +25,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/formula/host_math.h"
 #include "kernels/formula/hyper.h"
 #include "kernels/formula/shape.h"
 
@@ -69,11 +70,18 @@ struct Lamb {
   }
 
   // Returns -lr r from the sums of squares of p and u. NaN where a sum is NaN:
-  // without the norms no element's update is known.
+  // without the norms no element's update is known. `math` has Sqrt(x), of
+  // doubles: this is for the host and for kernels of a GPU.
+  template <class Math>
+  static constexpr double StepSizeWith(const Math& math, const Scalars& s,
+                                       double param_squares,
+                                       double update_squares) {
+    const bool trusted = param_squares != 0 && update_squares != 0;
+    return trusted ? -s.lr * math.Sqrt(param_squares / update_squares) : -s.lr;
+  }
   static double StepSize(const Scalars& s, double param_squares,
                          double update_squares) {
-    const bool trusted = param_squares != 0 && update_squares != 0;
-    return trusted ? -s.lr * std::sqrt(param_squares / update_squares) : -s.lr;
+    return StepSizeWith(HostMath(), s, param_squares, update_squares);
   }
 };
 

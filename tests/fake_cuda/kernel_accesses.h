@@ -17,6 +17,7 @@
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/sources.h"
 #include "kernels/cuda/update_elements.h"
+#include "kernels/cuda/update_tensors.h"
 #include "kernels/formula/registry.h"
 #include "tests/fake_cuda/fake_cuda.h"
 
@@ -73,6 +74,17 @@ inline void AddAccesses(const cuda::UpdateElementsArgs& args, Accesses* to) {
       to->WriteScales(range.scales[s], range.count);
     }
   }
+}
+
+// What the kernels of one update access together: so the edges around each of
+// them are those around the update.
+inline void AddAccesses(const cuda::UpdateTensorsArgs& args, Accesses* to) {
+  AddAccesses(cuda::UpdateElementsArgs{args.range, args.block}, to);
+  const cuda::SquareTable& squares = args.squares;
+  to->Read(squares.first_groups,
+           args.range.num_slices * sizeof(*squares.first_groups));
+  to->Write(squares.tiles, args.range.num_tiles * sizeof(*squares.tiles));
+  to->Write(squares.groups, squares.num_groups * sizeof(*squares.groups));
 }
 
 inline void AddAccesses(const cuda::AddToNormArgs& args, Accesses* to) {
@@ -139,8 +151,11 @@ inline void DescribeKernels() {
   DescribeKernel("shard_encode_q8", AccessesOf<cuda::EncodeQ8Args>);
   DescribeKernel("shard_fill", AccessesOf<cuda::FillArgs>);
   DescribeKernel("shard_finish_norm", AccessesOf<cuda::FinishNormArgs>);
+  DescribeKernel("shard_lamb_apply", AccessesOf<cuda::UpdateTensorsArgs>);
+  DescribeKernel("shard_lamb_moments", AccessesOf<cuda::UpdateTensorsArgs>);
   DescribeKernel("shard_narrow", AccessesOf<cuda::NarrowArgs>);
   DescribeKernel("shard_sum_gradients", AccessesOf<cuda::SumGradientsArgs>);
+  DescribeKernel("shard_sum_squares", AccessesOf<cuda::UpdateTensorsArgs>);
   DescribeKernel("shard_widen", AccessesOf<cuda::WidenArgs>);
 #define SHARD_DESCRIBE(Name) \
   DescribeKernel("shard_update_" #Name, AccessesOf<cuda::UpdateElementsArgs>);

@@ -187,11 +187,22 @@ void CudaStream::Update(const UpdateList& list, size_t range,
                         const GradientSources* gradients) {
   if (gradients != nullptr && !CheckInline("Update", *gradients)) return;
   const UpdateTable& table = UpdateTable::Of(list);
-  const Formula formula = list.ranges[range].formula;
-  const UpdateElementsArgs args = {table.RangeOf(range, gradients), block};
-  Launch("Update", kernels_->update(formula, args.range.needs_random), args,
-         std::max<uint64_t>(args.range.num_tiles,
-                            (args.range.count + kTile - 1) / kTile));
+  const UpdateRange& given = list.ranges[range];
+  const ElementRange read = table.RangeOf(range, gradients);
+  if (given.is_tensor) {
+    return UpdateTensors(given.formula, {read, table.SquaresOf(range), block});
+  }
+  const UpdateElementsArgs args = {read, block};
+  Launch("Update", kernels_->update(given.formula, read.needs_random), args,
+         std::max<uint64_t>(read.num_tiles, (read.count + kTile - 1) / kTile));
+}
+
+void CudaStream::UpdateTensors(Formula, const UpdateTensorsArgs& args) {
+  const ElementRange& range = args.range;
+  Launch("Update", kernels_->lamb_moments(), args, range.num_tiles);
+  Launch("Update", kernels_->sum_squares(), args, args.squares.num_groups);
+  Launch("Update", kernels_->lamb_apply(range.needs_random), args,
+         range.num_tiles);
 }
 
 void CudaStream::OnError(std::function<void(const Status&)> handler) {

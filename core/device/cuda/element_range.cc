@@ -57,7 +57,7 @@ ElementRange ElementRangeOf(const UpdateList& list, const UpdateRange& range,
       given.stochastic_rounding || range.state_dtype != DType::kF32;
   given.count = range.count;
   given.group = range.group;
-  given.by_param = range.ByParam();
+  given.by_param = range.is_tensor || range.ByParam();
   given.num_slices = static_cast<uint32_t>(made.size());
   given.num_tiles = made.empty() ? 0 : EndTile(made.back());
   given.slices = slices;

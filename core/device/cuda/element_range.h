@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ElementRange from UpdateList: the argument of the CUDA kernels that update
-// elements, without the block of the step.
+// ElementRange from UpdateList: the argument of the CUDA kernels that update a
+// range, without the block of the step.
 
 #ifndef SHARD_CORE_DEVICE_CUDA_ELEMENT_RANGE_H_
 #define SHARD_CORE_DEVICE_CUDA_ELEMENT_RANGE_H_
@@ -15,7 +15,7 @@
 namespace shard::cuda {
 
 // Returns the slices of a range, as the kernels find their tiles by them.
-// REQUIRES: an element formula; fewer than 2^32 tiles.
+// REQUIRES: fewer than 2^32 tiles.
 std::vector<ElementSlice> ElementSlices(const UpdateList& list,
                                         const UpdateRange& range);
 

@@ -69,10 +69,14 @@ Status Kernels::LoadModule() {
       SHARD_ASSIGN_OR_RETURN(updates_[f][i],
                              Find(kUpdateNames[f], shared_bytes));
     }
+    SHARD_ASSIGN_OR_RETURN(lamb_apply_[i],
+                           Find("shard_lamb_apply", shared_bytes));
     SHARD_ASSIGN_OR_RETURN(narrow_[i], Find("shard_narrow", shared_bytes));
     SHARD_ASSIGN_OR_RETURN(encode_q8_[i],
                            Find("shard_encode_q8", shared_bytes));
   }
+  SHARD_ASSIGN_OR_RETURN(lamb_moments_, Find("shard_lamb_moments", 0));
+  SHARD_ASSIGN_OR_RETURN(sum_squares_, Find("shard_sum_squares", 0));
   SHARD_ASSIGN_OR_RETURN(sum_gradients_, Find("shard_sum_gradients", 0));
   SHARD_ASSIGN_OR_RETURN(widen_, Find("shard_widen", 0));
   SHARD_ASSIGN_OR_RETURN(fill_, Find("shard_fill", 0));

@@ -46,6 +46,11 @@ class Kernels {
   const Kernel& update(Formula formula, bool random) const {
     return updates_[static_cast<size_t>(formula)][random ? 1 : 0];
   }
+  const Kernel& lamb_moments() const { return lamb_moments_; }
+  const Kernel& lamb_apply(bool random) const {
+    return lamb_apply_[random ? 1 : 0];
+  }
+  const Kernel& sum_squares() const { return sum_squares_; }
   const Kernel& fill() const { return fill_; }
   const Kernel& sum_gradients() const { return sum_gradients_; }
   const Kernel& widen() const { return widen_; }
@@ -65,6 +70,9 @@ class Kernels {
   const pid_t owner_;
   CuModule module_ = nullptr;
   std::array<std::array<Kernel, 2>, kNumElementFormulas> updates_ = {};
+  Kernel lamb_moments_;
+  std::array<Kernel, 2> lamb_apply_;
+  Kernel sum_squares_;
   Kernel fill_;
   Kernel sum_gradients_;
   Kernel widen_;

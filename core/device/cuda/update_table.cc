@@ -2,10 +2,13 @@
 
 #include "core/device/cuda/update_table.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <utility>
 
 #include "core/device/cuda/element_range.h"
+#include "core/device/cuda/tile_groups.h"
 #include "kernels/cuda/tile.h"
 
 namespace shard::cuda {
@@ -13,9 +16,9 @@ namespace shard::cuda {
 namespace {
 
 Status CheckRange(const UpdateRange& range) {
-  if (range.is_tensor) {
+  if (range.formula == Formula::kAdafactor || range.formula == Formula::kMuon) {
     return Unimplemented(
-        "the optimizers adafactor, lamb and muon have no CUDA kernels yet; use "
+        "the optimizers adafactor and muon have no CUDA kernels yet; use "
         "another one, or the device \"cpu\"");
   }
   if (range.count / kTile + range.num_slices >=
@@ -33,12 +36,16 @@ StatusOr<std::shared_ptr<const UpdateTable>> UpdateTable::Make(
     const Memory& memory, const UpdateList& list) {
   auto table = std::make_shared<UpdateTable>();
   std::vector<std::vector<ElementSlice>> made;
+  std::vector<std::vector<ElementSlice>> of_tensors;
   std::vector<ElementSlice> all;
   for (const UpdateRange& range : list.ranges) {
     SHARD_RETURN_IF_ERROR(CheckRange(range));
     made.push_back(ElementSlices(list, range));
     all.insert(all.end(), made.back().begin(), made.back().end());
+    of_tensors.emplace_back();
+    if (range.is_tensor) of_tensors.back() = made.back();
   }
+  SHARD_RETURN_IF_ERROR(table->AddSquares(memory, of_tensors));
   SHARD_ASSIGN_OR_RETURN(table->slices_,
                          memory.Upload(all.data(), all.size() * sizeof(all[0]),
                                        "the table of updates"));
@@ -66,6 +73,34 @@ StatusOr<std::shared_ptr<const UpdateTable>> UpdateTable::Make(
     table->norms_.push_back(norm);
   }
   return std::shared_ptr<const UpdateTable>(std::move(table));
+}
+
+Status UpdateTable::AddSquares(
+    const Memory& memory,
+    const std::vector<std::vector<ElementSlice>>& slices) {
+  std::vector<TileGroups> groups;
+  std::vector<uint32_t> firsts;
+  size_t most_sums = 0;
+  for (const std::vector<ElementSlice>& one : slices) {
+    groups.push_back(GroupTiles(one));
+    const std::vector<uint32_t>& first = groups.back().first;
+    firsts.insert(firsts.end(), first.begin(), first.end());
+    most_sums = std::max(most_sums, groups.back().num_sums());
+  }
+  SHARD_ASSIGN_OR_RETURN(
+      first_groups_,
+      memory.Upload(firsts.data(), firsts.size() * sizeof(firsts[0]),
+                    "the table of sums of squares"));
+  SHARD_ASSIGN_OR_RETURN(
+      square_sums_,
+      memory.Allocate(most_sums * sizeof(SquareSums), "sums of squares"));
+  const auto* first = reinterpret_cast<const uint32_t*>(first_groups_.data());
+  auto* const sums = reinterpret_cast<SquareSums*>(square_sums_.data());
+  for (const TileGroups& one : groups) {
+    squares_.push_back(SquareTableOf(one, first, sums));
+    first += one.first.size();
+  }
+  return Status();
 }
 
 ElementRange UpdateTable::RangeOf(size_t range,

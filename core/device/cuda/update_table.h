@@ -18,6 +18,7 @@
 #include "core/device/update_list.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/update_elements.h"
+#include "kernels/cuda/update_tensors.h"
 
 namespace shard::cuda {
 
@@ -39,12 +40,21 @@ class UpdateTable {
   // Returns the argument of a kernel for a range. `gradients` are read instead
   // of the range's own, where they are given.
   ElementRange RangeOf(size_t range, const GradientSources* gradients) const;
+  // Returns where the kernels of a range sum squares. Ranges use the same
+  // memory, as they do the list's workspace. REQUIRES: a tensor formula.
+  const SquareTable& SquaresOf(size_t range) const { return squares_[range]; }
 
  private:
+  Status AddSquares(const Memory& memory,
+                    const std::vector<std::vector<ElementSlice>>& slices);
+
   DeviceMemory slices_;
   DeviceMemory sources_;
+  DeviceMemory first_groups_;
+  DeviceMemory square_sums_;
   std::vector<AddToNormArgs> norms_;
   std::vector<ElementRange> ranges_;
+  std::vector<SquareTable> squares_;
 };
 
 }  // namespace shard::cuda
