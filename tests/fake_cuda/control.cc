@@ -230,6 +230,13 @@ void LoseAtOperation(uint64_t operation, cuda::CuResult result) {
   fake->scheduler.LoseAt(operation, [fake, result] { fake->Lose(result); });
 }
 
+void ClearFailures() {
+  Fake* const fake = TheFake();
+  const std::lock_guard<std::mutex> lock(fake->mutex);
+  fake->failures.clear();
+  fake->scheduler.LoseAt(0, nullptr);
+}
+
 namespace {
 
 // The checks of a program that is not linked with this header: with

@@ -85,6 +85,18 @@ TEST_F(FailuresTest, AnOperationLosesTheDevice) {
   EXPECT_EQ(Await(event), CuResult::kLaunchFailed);
 }
 
+TEST_F(FailuresTest, FailuresThatDidNotComeAreForgotten) {
+  const CuStream stream = MakeStream();
+  const CuPointer memory = MakeMemory();
+  FailCall("cuMemsetD8Async", 1, CuResult::kUnknown);
+  LoseAtCall("cuEventQuery", 1);
+  LoseAtOperation(1);
+  ClearFailures();
+  Set(memory, 1, stream);
+  EXPECT_EQ(Read(memory, stream), 1);
+  EXPECT_FALSE(IsLost());
+}
+
 // An operation that has begun may still run when the others are dropped.
 TEST_F(FailuresTest, MemoryIsFreedOnALostDeviceThatIsBusy) {
   for (uint64_t seed = 1; seed <= 10; ++seed) {

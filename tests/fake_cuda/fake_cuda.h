@@ -211,6 +211,9 @@ SHARD_FAKE_CUDA_API void LoseAtOperation(
     uint64_t operation,
     cuda::CuResult result = cuda::CuResult::kIllegalAddress);
 
+// Forgets the failures, of calls and of operations, that have not come yet.
+SHARD_FAKE_CUDA_API void ClearFailures();
+
 SHARD_FAKE_CUDA_API bool IsLost();
 
 }  // namespace shard::testing::fake_cuda

@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What becomes of an engine on the device cuda when the driver fails. A whole
+// training, from the engine's creation to its end, is run once for each call
+// that it makes of the driver's entry points: there that call fails, or the
+// device is lost from it on. Each time the training ends well with the right
+// parameters, or with an error that names the call; it leaves nothing behind
+// it, no thread either; and the process trains again. SHARD_TEST_LONG tries
+// every call, the normal run up to some of each entry point.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "tests/core/base/sanitizers.h"
+#include "tests/core/engine/cuda_training.h"
+#include "tests/core/engine/thread_ranks.h"
+#include "tests/fake_cuda/fake_cuda_fixture.h"
+
+namespace shard::cuda_faults_test {
+namespace {
+
+using cuda::CuCaptureMode;
+using cuda::CuResult;
+using cuda_training::Form;
+using cuda_training::HostsStream;
+using cuda_training::MakePlan;
+using testing::fake_cuda::Alive;
+using testing::fake_cuda::AliveText;
+using testing::fake_cuda::ClearFailures;
+using testing::fake_cuda::Count;
+using testing::fake_cuda::CountAlive;
+using testing::fake_cuda::CountSince;
+using testing::fake_cuda::FailCall;
+using testing::fake_cuda::IsLost;
+using testing::fake_cuda::LoseAtCall;
+using testing::fake_cuda::LoseAtOperation;
+using testing::fake_cuda::Reset;
+using testing::fake_cuda::ViolationText;
+using FakeCounters = testing::fake_cuda::Counters;
+
+// Below the 30 seconds of the ranks' deadlines, and of a stream that ends: a
+// training that took as long has waited for one of them.
+constexpr double kLongestSeconds = kSanitized ? 28 : 15;
+
+// Ends the program where one training hangs, and says which: a test that is
+// killed for its time would not.
+class Watchdog {
+ public:
+  explicit Watchdog(const std::string& text) {
+    std::snprintf(text_, sizeof(text_), "\nFAILED: hangs: %s\n", text.c_str());
+    ::signal(SIGALRM, [](int) {
+      static_cast<void>(!::write(STDERR_FILENO, text_, std::strlen(text_)));
+      ::_exit(1);
+    });
+    ::alarm(120);
+  }
+  ~Watchdog() { ::alarm(0); }
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+ private:
+  static inline char text_[200];
+};
+
+std::ptrdiff_t CountThreads() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"),
+                       std::filesystem::directory_iterator());
+}
+
+// A thread that was joined may be listed for a moment.
+void ExpectThreads(std::ptrdiff_t expected) {
+  for (int i = 0; i < 2000 && CountThreads() > expected; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_LE(CountThreads(), expected);
+}
+
+// ---- Trainings -------------------------------------------------------------
+
+using Result = StatusOr<std::vector<float>>;
+
+// Returns the elements of parameter 0 after three steps.
+Result Train(const std::shared_ptr<const Plan>& plan,
+             const std::shared_ptr<Communicator>& comm, cuda::CuStream stream) {
+  SHARD_ASSIGN_OR_RETURN(const auto engine,
+                         cuda_training::MakeEngine(plan, comm));
+  if (stream != nullptr) SHARD_RETURN_IF_ERROR(engine->SetStream(stream));
+  SHARD_RETURN_IF_ERROR(cuda_training::Fill(engine.get()));
+  for (int step = 1; step <= 3; ++step) {
+    SHARD_RETURN_IF_ERROR(cuda_training::TrainOneStep(engine.get(), step));
+  }
+  return cuda_training::ReadParam(engine.get());
+}
+
+// Returns what the calling thread may do while the host captures a graph.
+CuCaptureMode CaptureModeOfThread() {
+  const cuda::DriverApi& api = (*cuda::Driver::Load())->api();
+  CuCaptureMode mode = CuCaptureMode::kGlobal;
+  // Nobody can tell where the device is lost.
+  if (api.ThreadExchangeCaptureMode(&mode) != CuResult::kSuccess) return mode;
+  const CuCaptureMode found = mode;
+  api.ThreadExchangeCaptureMode(&mode);
+  return found;
+}
+
+// A failure of the driver.
+struct Fault {
+  std::string symbol;  // "": an operation of the device, not a call.
+  uint64_t number = 0;
+  CuResult result = CuResult::kUnknown;
+  bool loses = false;
+
+  std::string Text() const {
+    return StrCat(symbol.empty() ? "operation" : symbol, " number ", number,
+                  loses ? " loses the device" : " fails with ",
+                  loses ? "" : StrCat(static_cast<int>(result)));
+  }
+  void Arm() const {
+    if (symbol.empty()) {
+      LoseAtOperation(number, result);
+    } else if (loses) {
+      LoseAtCall(symbol, number, result);
+    } else {
+      FailCall(symbol, number, result);
+    }
+  }
+};
+
+// The results of the ranks of a training, and what the fake had before and
+// after it.
+struct Outcome {
+  std::vector<Result> results;
+  Alive before;
+  Alive after;
+  double seconds = 0;
+
+  bool Failed() const {
+    return std::any_of(results.begin(), results.end(),
+                       [](const Result& it) { return !it.ok(); });
+  }
+};
+
+class Trainings {
+ public:
+  explicit Trainings(const Form& form) : form_(form), plan_(MakePlan(form)) {
+    Reset();
+    // The first one starts the thread of the fake.
+    const Outcome first = Run(nullptr);
+    if (!first.Failed()) expected_ = *first.results[0];
+    threads_ = CountThreads();
+    Reset();
+    const FakeCounters before = Count();
+    ExpectRight(Run(nullptr));
+    counters_ = CountSince(before);
+    EXPECT_GT(counters_.Calls(), 200u);
+  }
+
+  // The calls of one training.
+  const FakeCounters& counters() const { return counters_; }
+
+  // Trains once, on the fake as it is.
+  Outcome Run(const Fault* fault) const {
+    const Watchdog watchdog(fault == nullptr ? "no fault" : fault->Text());
+    Outcome outcome;
+    std::optional<HostsStream> stream;
+    if (form_.hosts_stream) {
+      stream.emplace();
+      EXPECT_NE(stream->get(), nullptr);
+    }
+    const auto ranks = static_cast<size_t>(form_.world_size);
+    outcome.results.assign(ranks, Status(StatusCode::kUnknown, "no rank"));
+    std::vector<CuCaptureMode> modes(ranks, CuCaptureMode::kGlobal);
+    outcome.before = CountAlive();
+    if (fault != nullptr) fault->Arm();
+    const auto begin = std::chrono::steady_clock::now();
+    RunThreadRanks(form_.world_size, [&](const auto& comm) {
+      const auto rank = static_cast<size_t>(comm->rank());
+      Result& result = outcome.results[rank];
+      result = Train(plan_, comm, stream ? stream->get() : nullptr);
+      // As a host does that goes on no more.
+      if (!result.ok()) comm->Abort(result.status());
+      modes[rank] = CaptureModeOfThread();
+      EXPECT_EQ(CountAlive().current_contexts, 0u);
+    });
+    ClearFailures();
+    outcome.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+            .count();
+    outcome.after = CountAlive();
+    // Every second call gives a thread its mode back, and nothing else does.
+    if (fault == nullptr || fault->symbol != kExchange ||
+        (ranks == 1 && fault->number % 2 == 1)) {
+      for (const CuCaptureMode mode : modes) {
+        EXPECT_EQ(mode, CuCaptureMode::kGlobal);
+      }
+    }
+    return outcome;
+  }
+
+  void ExpectRight(const Outcome& outcome) const {
+    for (const Result& result : outcome.results) {
+      EXPECT_OK(result);
+      if (result.ok()) {
+        EXPECT_EQ(*result, expected_);
+      }
+    }
+    EXPECT_EQ(outcome.after, outcome.before) << AliveText();
+  }
+
+  // Trains with a fault on a fresh fake, and once more without one. Returns
+  // whether any rank had an error.
+  bool RunWith(const Fault& fault) const {
+    SCOPED_TRACE(fault.Text());
+    Reset();
+    const Outcome outcome = Run(&fault);
+    for (const Result& result : outcome.results) {
+      if (result.ok()) {
+        EXPECT_EQ(*result, expected_);
+      } else {
+        ExpectNamed(result.status(), fault);
+      }
+    }
+    EXPECT_LT(outcome.seconds, kLongestSeconds);
+    EXPECT_EQ(ViolationText(), "");
+    ExpectThreads(threads_);
+    if (IsLost()) {
+      // The driver frees memory with the device's context.
+      Alive after = outcome.after;
+      after.device_allocations = outcome.before.device_allocations;
+      after.device_bytes = outcome.before.device_bytes;
+      EXPECT_EQ(after, outcome.before) << AliveText();
+      return outcome.Failed();
+    }
+    if (outcome.Failed() || !MayKeep(fault)) {
+      EXPECT_EQ(outcome.after, outcome.before) << AliveText();
+    }
+    ExpectRight(Run(nullptr));
+    return outcome.Failed();
+  }
+
+ private:
+  static constexpr std::string_view kExchange =
+      "cuThreadExchangeStreamCaptureMode";
+
+  // Whether an engine that ends may have to leave its work and memory as they
+  // are: nothing told it that the device is done, or nothing could be freed.
+  static bool MayKeep(const Fault& fault) {
+    return fault.symbol == "cuEventRecord" || fault.symbol == "cuEventQuery" ||
+           fault.symbol == "cuCtxPushCurrent";
+  }
+
+  void ExpectNamed(const Status& status, const Fault& fault) const {
+    const std::string text(status.message());
+    EXPECT_NE(status.code(), StatusCode::kDeadlineExceeded) << text;
+    if (fault.result == CuResult::kOutOfMemory) {
+      if (form_.world_size == 1) {
+        EXPECT_EQ(status.code(), StatusCode::kResourceExhausted) << text;
+      }
+      return;
+    }
+    const size_t end = text.find(fault.loses ? ": CUDA_ERROR_ILLEGAL_ADDRESS"
+                                             : ": CUDA_ERROR_UNKNOWN");
+    ASSERT_NE(end, std::string::npos) << text;
+    const size_t begin = text.rfind(' ', end) + 1;
+    const std::string call = text.substr(begin, end - begin);
+    EXPECT_EQ(call.substr(0, 2), "cu") << text;
+    EXPECT_GT(call.size(), 5u) << text;
+    // Texts have the first part of a long name.
+    if (!fault.loses) {
+      EXPECT_EQ(fault.symbol.substr(0, call.size()), call) << text;
+    }
+  }
+
+  const Form form_;
+  const std::shared_ptr<const Plan> plan_;
+  std::vector<float> expected_;
+  FakeCounters counters_;
+  std::ptrdiff_t threads_ = 0;
+};
+
+// ---- Each call -------------------------------------------------------------
+
+// Returns the numbers of at most `most` calls, from the first to the last.
+std::vector<uint64_t> SomeOf(uint64_t calls, uint64_t most) {
+  if (kSanitized) most = (most + 4) / 5;
+  if (std::getenv("SHARD_TEST_LONG") != nullptr) most = calls;
+  std::vector<uint64_t> numbers;
+  const uint64_t count = std::min(calls, most);
+  for (uint64_t i = 0; i < count; ++i) {
+    numbers.push_back(count == 1 ? 1 : 1 + i * (calls - 1) / (count - 1));
+  }
+  return numbers;
+}
+
+// Whether a call gives memory or a handle, so that there may be none.
+bool Gives(const std::string& symbol) {
+  return symbol.find("Alloc") != std::string::npos ||
+         symbol.find("Create") != std::string::npos ||
+         symbol.find("Load") != std::string::npos;
+}
+
+class CudaFaultTest : public ::testing::Test {
+ protected:
+  void TearDown() override { Reset(); }
+};
+
+// Trains with each fault of each entry point, or with `most` of it.
+void TrainWithEveryFault(const Form& form, uint64_t most) {
+  const Trainings trainings(form);
+  int runs = 0;
+  int failed = 0;
+  for (const auto& [symbol, calls] : trainings.counters().calls) {
+    for (const uint64_t number : SomeOf(calls, most)) {
+      std::vector<Fault> faults = {
+          {symbol, number}, {symbol, number, CuResult::kIllegalAddress, true}};
+      if (Gives(symbol)) {
+        faults.push_back({symbol, number, CuResult::kOutOfMemory});
+      }
+      for (const Fault& fault : faults) {
+        failed += trainings.RunWith(fault) ? 1 : 0;
+        ++runs;
+      }
+    }
+  }
+  EXPECT_GT(failed, runs / 2);
+  ::testing::Test::RecordProperty("runs", runs);
+}
+
+TEST_F(CudaFaultTest, AnErrorOfAnyCallIsAnErrorOfTheTraining) {
+  TrainWithEveryFault({}, 40);
+}
+
+// Calls return before their work is done, and a later one has its error.
+TEST_F(CudaFaultTest, AnErrorOfAnyCallIsFoundOnAHostsStream) {
+  TrainWithEveryFault({.units = 2, .stage = 0, .hosts_stream = true}, 5);
+}
+
+TEST_F(CudaFaultTest, AnErrorOfAnyCallEndsBothRanks) {
+  TrainWithEveryFault({.units = 2, .world_size = 2}, 5);
+}
+
+// The driver tells of what happened on the device at a later call.
+TEST_F(CudaFaultTest, AnyOperationMayLoseTheDevice) {
+  for (const bool hosts_stream : {false, true}) {
+    const Trainings trainings({.hosts_stream = hosts_stream});
+    int failed = 0;
+    for (uint64_t number = 1;; ++number) {
+      Fault fault = {"", number, CuResult::kIllegalAddress, true};
+      failed += trainings.RunWith(fault) ? 1 : 0;
+      if (!IsLost()) break;
+    }
+    EXPECT_GT(failed, 30);
+  }
+}
+
+}  // namespace
+}  // namespace shard::cuda_faults_test
