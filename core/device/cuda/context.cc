@@ -22,13 +22,14 @@ constexpr int kLeastMajor = 8;
 
 Context::Current::Current(const Context& context)
     : api_(context.api()), result_(api_.CtxPushCurrent(context.handle())) {
-  if (result_ == CuResult::kSuccess) api_.ThreadExchangeCaptureMode(&mode_);
+  if (result_ != CuResult::kSuccess) return;
+  is_relaxed_ = api_.ThreadExchangeCaptureMode(&mode_) == CuResult::kSuccess;
 }
 
 Context::Current::~Current() {
   if (result_ != CuResult::kSuccess) return;
   CuContext popped = nullptr;
-  api_.ThreadExchangeCaptureMode(&mode_);
+  if (is_relaxed_) api_.ThreadExchangeCaptureMode(&mode_);
   api_.CtxPopCurrent(&popped);
 }
 

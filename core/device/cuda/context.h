@@ -62,7 +62,8 @@ class Context {
    private:
     const DriverApi& api_;
     const CuResult result_;
-    CuCaptureMode mode_ = CuCaptureMode::kRelaxed;  // Of the host.
+    CuCaptureMode mode_ = CuCaptureMode::kRelaxed;
+    bool is_relaxed_ = false;  // Then mode_ is the host's.
   };
 
   // Runs `work`, a Status(), while the context is current in this thread.
