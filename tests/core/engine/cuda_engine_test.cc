@@ -5,14 +5,29 @@
 // fail.
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
 
+#include "core/base/strings.h"
 #include "core/device/cuda/cuda_device.h"
+#include "core/device/cuda/driver_api.h"
 #include "core/engine/engine.h"
 #include "tests/core/base/expect_status.h"
-#include "tests/core/base/in_child.h"
+#include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/fake_cuda/fake_cuda_fixture.h"
@@ -20,18 +35,48 @@
 namespace shard::cuda_engine_test {
 namespace {
 
-using namespace cuda_training;  // NOLINT: the helpers of these tests
+using cuda_training::Clipped;
+using cuda_training::Fill;
+using cuda_training::Form;
+using cuda_training::HostsStream;
+using cuda_training::MakeEngine;
+using cuda_training::MakePlan;
+using cuda_training::ReadParam;
+using cuda_training::TrainOneStep;
 using testing::FakeCuda;
 using testing::FakeCudaTest;
 using testing::fake_cuda::Alive;
 using testing::fake_cuda::Count;
 using testing::fake_cuda::CountAlive;
 using testing::fake_cuda::CountSince;
+using testing::fake_cuda::NumPending;
+using testing::fake_cuda::Options;
+using testing::fake_cuda::Pause;
 using testing::fake_cuda::Reset;
+using testing::fake_cuda::Resume;
 using testing::fake_cuda::RunAll;
 using FakeCounters = testing::fake_cuda::Counters;
 
+std::shared_ptr<Communicator> OpenLocal() {
+  CommOptions options;
+  options.world_size = 1;
+  auto comm = OpenCommunicator("local:", options);
+  EXPECT_OK(comm);
+  return *comm;
+}
+
 // ---- What a step costs ------------------------------------------------------
+
+// Declares the gradients of all units, and steps.
+void Step(Engine* engine) {
+  for (auto unit = static_cast<int32_t>(engine->plan().units().size());
+       unit-- > 0;) {
+    ASSERT_OK(engine->UnitAcquire(unit, Pass::kBackward, 0));
+    ASSERT_OK(engine->MarkUnitGradsReady(unit));
+    ASSERT_OK(engine->UnitRelease(unit));
+  }
+  ASSERT_OK(engine->Step(Clipped(), nullptr));
+}
 
 void ExpectOnGpu(const StatusOr<Engine::Tensor>& tensor) {
   ASSERT_OK(tensor);
@@ -40,112 +85,382 @@ void ExpectOnGpu(const StatusOr<Engine::Tensor>& tensor) {
   EXPECT_OK((*device)->CheckPlace(tensor->data, MemoryPlace::kDevice));
 }
 
-// Returns what the fourth step calls, from the declaration of its gradients on.
+// Returns what each step calls once all is warm, its backward pass included.
 FakeCounters CountStep(const Form& form) {
-  FakeCounters counters;
   const FakeCuda fake;
-  const auto plan = MakePlan(form);
-  RunThreadRanks(1, [&](const auto& comm) {
-    const HostsStream stream;
-    const auto engine = MakeEngine(plan, comm);
-    ASSERT_OK(engine);
-    ASSERT_OK((*engine)->SetStream(stream.get()));
-    ASSERT_OK(Fill(engine->get()));
-    for (ParamId p = 0; p < static_cast<ParamId>(plan->places().size()); ++p) {
-      ExpectOnGpu((*engine)->Param(p));
-      ExpectOnGpu((*engine)->Grad(p));
+  const HostsStream stream;
+  const auto engine = MakeEngine(MakePlan(form), OpenLocal());
+  EXPECT_OK(engine);
+  EXPECT_OK((*engine)->SetStream(stream.get()));
+  EXPECT_OK(Fill(engine->get()));
+  const size_t params = (*engine)->plan().places().size();
+  for (ParamId p = 0; p < static_cast<ParamId>(params); ++p) {
+    ExpectOnGpu((*engine)->Param(p));
+    ExpectOnGpu((*engine)->Grad(p));
+  }
+  FakeCounters counters;
+  for (int step = 1; step <= 7; ++step) {
+    // Then each wait of the host is one query.
+    RunAll();
+    const FakeCounters before = Count();
+    Step(engine->get());
+    const FakeCounters made = CountSince(before);
+    if (step > 4) {
+      EXPECT_EQ(made.calls, counters.calls) << "step " << step;
     }
-    for (int step = 1; step <= 4; ++step) {
-      // Then each wait of the host is one query.
-      RunAll();
-      const FakeCounters before = Count();
-      for (auto unit = static_cast<int32_t>(plan->units().size());
-           unit-- > 0;) {
-        ASSERT_OK((*engine)->MarkUnitGradsReady(unit));
-      }
-      ASSERT_OK((*engine)->Step(Clipped(), nullptr));
-      counters = CountSince(before);
-    }
-    ASSERT_OK((*engine)->Synchronize(0));
-  });
+    counters = made;
+  }
+  EXPECT_OK((*engine)->Synchronize(0));
   return counters;
 }
 
-class StepCostTest : public ::testing::Test {};
+// Takes the calls that only make the context current for others. A call has at
+// most one of each pair.
+std::map<std::string, uint64_t> WithoutContext(const FakeCounters& counters) {
+  std::map<std::string, uint64_t> calls = counters.calls;
+  const uint64_t pushes = calls["cuCtxPushCurrent"];
+  EXPECT_EQ(calls["cuCtxPopCurrent"], pushes);
+  EXPECT_EQ(calls["cuThreadExchangeStreamCaptureMode"], 2 * pushes);
+  calls.erase("cuCtxPushCurrent");
+  calls.erase("cuCtxPopCurrent");
+  calls.erase("cuThreadExchangeStreamCaptureMode");
+  uint64_t others = 0;
+  for (const auto& [symbol, count] : calls) others += count;
+  EXPECT_LE(pushes, others);
+  return calls;
+}
 
-TEST_F(StepCostTest, WaitsOnceAndAllocatesNothing) {
-  for (const int stage : {0, 1}) {
-    const FakeCounters counters = CountStep({.stage = stage});
-    EXPECT_EQ(counters.Calls("cuEventQuery"), 1u);
-    EXPECT_EQ(counters.waits_of_host, 0u);
-    EXPECT_EQ(counters.pageable_copies, 0u);
-    for (const char* const call :
-         {"cuMemAlloc", "cuMemAllocFromPoolAsync", "cuMemHostAlloc",
-          "cuMemFree", "cuMemFreeAsync", "cuMemFreeHost", "cuStreamCreate",
-          "cuEventCreate", "cuModuleLoadData", "cuMemPoolTrimTo"}) {
-      EXPECT_EQ(counters.Calls(call), 0u) << call;
+TEST(StepCostTest, NoCallDrainsTheDevice) {
+#define SHARD_SYMBOL(name, symbol, parameters) #symbol,
+  for (const std::string_view symbol : {SHARD_CUDA_DRIVER(SHARD_SYMBOL)}) {
+    EXPECT_EQ(symbol.find("Synchronize"), std::string_view::npos) << symbol;
+  }
+#undef SHARD_SYMBOL
+}
+
+// No other call: nothing is allocated, freed, made or loaded.
+TEST(StepCostTest, AStepMakesTheseCallsAndNoOther) {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const int units : {1, 2, 10}) {
+      SCOPED_TRACE(StrCat("stage ", stage, ", ", units, " units"));
+      const FakeCounters counters = CountStep({.units = units, .stage = stage});
+      const auto buffers = static_cast<uint64_t>(units);
+      const std::map<std::string, uint64_t> expected = {
+          // For the step before.
+          {"cuEventQuery", 1},
+          // Of the host's stream, whose gradients are complete; of the step's
+          // end, for the next one; and of its end, for the host's stream.
+          {"cuEventRecord", 3},
+          {"cuStreamIsCapturing", 1},
+          {"cuStreamWaitEvent", 2},
+          // The step's values, where the step reads them, and its results.
+          {"cuMemcpyAsync", 3},
+          // The sums of norms.
+          {"cuMemsetD8Async", 1},
+          {"cuLaunchKernel", 2 * buffers + 1}};
+      EXPECT_EQ(WithoutContext(counters), expected);
+      const std::map<std::string, uint64_t> launches = {
+          {"shard_add_to_norm", buffers},
+          {"shard_finish_norm", 1},
+          {"shard_update_AdamW", buffers}};
+      EXPECT_EQ(counters.launches, launches);
+      EXPECT_EQ(counters.waits_of_host, 0u);
+      EXPECT_EQ(counters.pageable_copies, 0u);
+      EXPECT_EQ(counters.to_device.count, 1u);
+      EXPECT_EQ(counters.to_host.count, 1u);
+      EXPECT_EQ(counters.on_device.count, 1u);
+      EXPECT_LE(counters.to_device.bytes + counters.to_host.bytes +
+                    counters.on_device.bytes + counters.memsets.bytes,
+                4096u);
     }
-    // The sum of one buffer, its scale, and its update.
-    EXPECT_EQ(counters.Launches(), 3u);
-    EXPECT_EQ(counters.Launches("shard_add_to_norm"), 1u);
-    EXPECT_EQ(counters.Launches("shard_finish_norm"), 1u);
-    // The step's values, and its results.
-    EXPECT_EQ(counters.to_device.count, 1u);
-    EXPECT_EQ(counters.to_host.count, 1u);
-    EXPECT_LE(counters.to_device.bytes + counters.to_host.bytes, 4096u);
   }
 }
 
-TEST_F(StepCostTest, DependsOnUnitsAlone) {
+TEST(StepCostTest, DependsOnNoNumberOfTensors) {
   const FakeCounters one = CountStep({});
-  const FakeCounters tensors = CountStep({.tensors_per_unit = 1000});
-  EXPECT_EQ(tensors.calls, one.calls);
-  EXPECT_EQ(tensors.launches, one.launches);
+  const FakeCounters many = CountStep({.tensors_per_unit = 1000});
+  EXPECT_EQ(many.calls, one.calls);
+  EXPECT_EQ(many.launches, one.launches);
+  EXPECT_EQ(many.to_device, one.to_device);
+  EXPECT_EQ(many.to_host, one.to_host);
+  EXPECT_EQ(many.on_device, one.on_device);
+  EXPECT_EQ(many.memsets, one.memsets);
+}
+
+TEST(StepCostTest, EachUnitAddsTheSame) {
   const FakeCounters two = CountStep({.units = 2});
+  const FakeCounters three = CountStep({.units = 3});
   const FakeCounters ten = CountStep({.units = 10});
-  EXPECT_EQ(ten.Calls("cuEventQuery"), 1u);
-  // The sum of the buffer and its update.
-  EXPECT_EQ(two.Launches(), one.Launches() + 2);
-  EXPECT_EQ(ten.Launches(), one.Launches() + 2 * 9);
-  EXPECT_EQ(ten.to_device.count, 1u);
-  EXPECT_EQ(ten.Calls() - two.Calls(), 8 * (two.Calls() - one.Calls()));
+  for (const auto& [symbol, count] : ten.calls) {
+    EXPECT_EQ(count - two.Calls(symbol),
+              8 * (three.Calls(symbol) - two.Calls(symbol)))
+        << symbol;
+  }
+  EXPECT_EQ(ten.to_device, two.to_device);
+  EXPECT_EQ(ten.to_host, two.to_host);
 }
 
-// ---- Engines
-// -----------------------------------------------------------------
-
-class CudaEngineTest : public FakeCudaTest {};
-
-TEST_F(CudaEngineTest, MemoryThatRunsOutIsNamed) {
-  Reset({.memory_bytes = size_t{1} << 20});
-  const auto plan = MakePlan({.units = 100});
-  RunThreadRanks(1, [&](const auto& comm) {
-    const auto engine = MakeEngine(plan, comm);
-    ExpectError(engine, StatusCode::kResourceExhausted,
-                {"cuda:0", "free of 1.0 MiB", "shardctl plan"});
+// A step returns with its work still to be done, and the next one waits for it.
+TEST(StepCostTest, AStepWaitsForTheOneBefore) {
+  const FakeCuda fake;
+  const HostsStream stream;
+  const auto engine = MakeEngine(MakePlan({}), OpenLocal());
+  ASSERT_OK(engine);
+  ASSERT_OK((*engine)->SetStream(stream.get()));
+  ASSERT_OK(Fill(engine->get()));
+  Step(engine->get());
+  ASSERT_OK((*engine)->Synchronize(0));
+  Pause();
+  Step(engine->get());
+  EXPECT_GT(NumPending(), 5u);
+  std::atomic<bool> returned = false;
+  std::thread next([&] {
+    Step(engine->get());
+    returned = true;
   });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_FALSE(returned);
+  Resume();
+  next.join();
+  EXPECT_OK((*engine)->Synchronize(0));
 }
 
-// A child of fork has the parent's handles, and nothing of CUDA works there.
-TEST_F(CudaEngineTest, AForkedChildLeavesTheDeviceAlone) {
-  const auto plan = MakePlan({});
-  CommOptions options;
-  options.world_size = 1;
-  auto comm = OpenCommunicator("local:", options);
-  ASSERT_OK(comm);
-  auto engine = MakeEngine(plan, *comm);
+// ---- Memory that runs out ---------------------------------------------------
+
+struct Room {
+  bool memory_pools = true;
+  size_t memory_bytes = size_t{1} << 30;
+  size_t pinned_bytes = size_t{1} << 30;
+
+  Options ToOptions() const {
+    Options options;
+    options.memory_pools = memory_pools;
+    options.memory_bytes = memory_bytes;
+    options.pinned_bytes = pinned_bytes;
+    return options;
+  }
+};
+
+StatusOr<std::unique_ptr<Engine>> MakeLarge() {
+  return MakeEngine(MakePlan({.units = 5, .elements_per_unit = 40000}),
+                    OpenLocal());
+}
+
+// Returns the bytes that an error says are needed.
+size_t NeededBytes(const Status& status) {
+  const std::string text(status.message());
+  const size_t end = text.find(" bytes)");
+  const size_t begin = text.rfind('(', end) + 1;
+  EXPECT_NE(end, std::string::npos) << text;
+  return std::strtoull(text.c_str() + begin, nullptr, 10);
+}
+
+class CudaMemoryTest : public ::testing::TestWithParam<bool> {
+ protected:
+  // Returns the bytes of the device that an engine takes.
+  static size_t LargeBytes() {
+    const FakeCuda fake(Room{.memory_pools = GetParam()}.ToOptions());
+    const auto engine = MakeLarge();
+    EXPECT_OK(engine);
+    return CountAlive().device_bytes;
+  }
+};
+
+TEST_P(CudaMemoryTest, AnEngineThatDoesNotFitSaysWhatItNeeds) {
+  const size_t all = LargeBytes();
+  std::vector<size_t> rooms = {all - 1};
+  for (size_t room = 0; room < all; room += all / 24) rooms.push_back(room);
+  for (const size_t room : rooms) {
+    SCOPED_TRACE(room);
+    const FakeCuda fake(
+        Room{.memory_pools = GetParam(), .memory_bytes = room}.ToOptions());
+    const auto engine = MakeLarge();
+    ASSERT_FALSE(engine.ok());
+    const size_t needed = NeededBytes(engine.status());
+    EXPECT_GT(needed, 0u);
+    ExpectError(engine, StatusCode::kResourceExhausted,
+                {"of memory of cuda:0", FormatBytes(needed), "which has ",
+                 StrCat(" free of ", FormatBytes(room)), "shardctl plan"});
+    // The first piece finds all of it free.
+    const std::string text(engine.status().message());
+    if (text.find("parameters: ") != std::string::npos) {
+      EXPECT_NE(text.find(StrCat("which has ", FormatBytes(room), " free")),
+                std::string::npos)
+          << text;
+    }
+  }
+}
+
+TEST_P(CudaMemoryTest, AnEngineThatJustFitsTrains) {
+  const size_t all = LargeBytes();
+  // For the copies of set_param, whose stream has a little memory of its own.
+  const size_t room = all + 4096;
+  const FakeCuda fake(
+      Room{.memory_pools = GetParam(), .memory_bytes = room}.ToOptions());
+  const auto engine = MakeLarge();
   ASSERT_OK(engine);
   ASSERT_OK(Fill(engine->get()));
   ASSERT_OK(TrainOneStep(engine->get(), 1));
-  const Alive before = CountAlive();
-  testing::InChild([&] {
-    ExpectError(cuda::OpenDevice("0"), StatusCode::kFailedPrecondition,
-                {"was forked from", "exec"});
-    engine->reset();
-  });
-  EXPECT_EQ(CountAlive(), before);
+  const size_t used = CountAlive().device_bytes;
+  const std::string free =
+      StrCat("which has ", FormatBytes(room - used), " free of ");
+  // Another one finds no room, and takes none.
+  ExpectError(MakeLarge(), StatusCode::kResourceExhausted,
+              {"parameters: ", free});
+  EXPECT_EQ(CountAlive().device_bytes, used);
+  ASSERT_OK(TrainOneStep(engine->get(), 2));
+  EXPECT_OK(ReadParam(engine->get()));
+}
+
+TEST_P(CudaMemoryTest, PinnedMemoryThatRunsOutIsNamed) {
+  for (const size_t room : {size_t{0}, size_t{4096}, size_t{4} << 20}) {
+    SCOPED_TRACE(room);
+    const FakeCuda fake(
+        Room{.memory_pools = GetParam(), .pinned_bytes = room}.ToOptions());
+    const auto engine = MakeLarge();
+    const Status status = engine.ok() ? Fill(engine->get()) : engine.status();
+    ExpectError(status, StatusCode::kResourceExhausted,
+                {"of the host's memory", "pinned", "cuda:0",
+                 FormatBytes(NeededBytes(status))});
+  }
+}
+
+// The copies of summon are pinned; an engine trains on where they do not fit.
+TEST_P(CudaMemoryTest, AnEngineTrainsOnWithoutRoomToSummon) {
+  constexpr int64_t kElements = int64_t{3} << 19;
+  // For what the engine has, and for its copies of tensors one by one.
+  const FakeCuda fake(Room{.memory_pools = GetParam(),
+                           .pinned_bytes = (size_t{8} << 20) + (64 << 10)}
+                          .ToOptions());
+  const auto engine =
+      MakeEngine(MakePlan({.elements_per_unit = kElements}), OpenLocal());
+  ASSERT_OK(engine);
+  ASSERT_OK(Fill(engine->get()));
+  ASSERT_OK(TrainOneStep(engine->get(), 1));
+  ExpectError((*engine)->Summon(0, -1, 0), StatusCode::kResourceExhausted,
+              {"summoned parameters", FormatBytes(4 * kElements), "pinned"});
   EXPECT_OK(TrainOneStep(engine->get(), 2));
 }
+
+INSTANTIATE_TEST_SUITE_P(, CudaMemoryTest, ::testing::Bool(),
+                         [](const auto& info) {
+                           return info.param ? "pools" : "without_pools";
+                         });
+
+// ---- fork -------------------------------------------------------------------
+
+// Runs `body` in a child of fork, which then exits as programs do: what is
+// static is destroyed. An engine is not, if `body` has not destroyed it.
+void InChild(const std::function<void()>& body) {
+  std::fflush(nullptr);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ::alarm(60);
+    body();
+    const int code = ::testing::Test::HasFailure() ? 1 : 0;
+    std::fflush(nullptr);
+    // What a child leaves alone is a leak to the address sanitizer.
+    if (kSanitized) ::_exit(code);
+    std::exit(code);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_FALSE(WIFSIGNALED(status)) << "signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0) << "see above";
+}
+
+void ExpectForked(const Status& status) {
+  ExpectError(status, StatusCode::kFailedPrecondition,
+              {"CUDA_ERROR_NOT_INITIALIZED", "works in no child of fork"});
+}
+
+// An engine, and the host's stream where it has one.
+struct Training {
+  explicit Training(bool hosts_stream) {
+    if (hosts_stream) stream = std::make_unique<HostsStream>();
+    auto made = MakeEngine(MakePlan({.units = 2}), OpenLocal());
+    EXPECT_OK(made);
+    engine = *std::move(made);
+    if (hosts_stream) EXPECT_OK(engine->SetStream(stream->get()));
+    EXPECT_OK(Fill(engine.get()));
+    EXPECT_OK(TrainOneStep(engine.get(), 1));
+  }
+
+  std::unique_ptr<HostsStream> stream;
+  std::unique_ptr<Engine> engine;
+};
+
+class CudaForkTest : public FakeCudaTest,
+                     public ::testing::WithParamInterface<bool> {};
+
+TEST_P(CudaForkTest, AChildLeavesTheDeviceAlone) {
+  std::vector<float> expected;
+  {
+    const Training plain(GetParam());
+    for (int step = 2; step <= 6; ++step) {
+      ASSERT_OK(TrainOneStep(plain.engine.get(), step));
+    }
+    const auto read = ReadParam(plain.engine.get());
+    ASSERT_OK(read);
+    expected = *read;
+  }
+  Training training(GetParam());
+  Engine* const engine = training.engine.get();
+  ASSERT_OK(TrainOneStep(engine, 2));
+  const Alive before = CountAlive();
+  const auto destroy = [&] {
+    training.engine.reset();
+    training.stream.reset();
+  };
+  // The engine is left to the end of the process.
+  InChild([] {});
+  InChild(destroy);
+  ASSERT_OK(TrainOneStep(engine, 3));
+  // No device is opened, with the handles of the parent or without.
+  InChild([&] {
+    ExpectError(cuda::OpenDevice("0"), StatusCode::kFailedPrecondition,
+                {"was forked from", "exec"});
+    destroy();
+    ExpectError(MakeEngine(MakePlan({}), OpenLocal()),
+                StatusCode::kFailedPrecondition, {"was forked from", "exec"});
+  });
+  InChild([&] {
+    ExpectForked(engine->Synchronize(5));
+    // The error is final.
+    ExpectForked(engine->UnitAcquire(0, Pass::kBackward, 5));
+    ExpectForked(engine->Step(Clipped(), nullptr));
+    destroy();
+  });
+  ASSERT_OK(TrainOneStep(engine, 4));
+  InChild([&] {
+    ExpectForked(StatusOf(ReadParam(engine)));
+    ExpectForked(TrainOneStep(engine, 5));
+  });
+  EXPECT_EQ(CountAlive(), before);
+  ASSERT_OK(TrainOneStep(engine, 5));
+  // The device is at work.
+  Pause();
+  if (GetParam()) {
+    for (int32_t unit = 3; unit-- > 0;) {
+      EXPECT_OK(engine->UnitAcquire(unit, Pass::kForward, 0));
+    }
+  }
+  InChild(destroy);
+  Resume();
+  if (GetParam()) {
+    for (int32_t unit = 3; unit-- > 0;) EXPECT_OK(engine->UnitRelease(unit));
+  }
+  ASSERT_OK(TrainOneStep(engine, 6));
+  const auto read = ReadParam(engine);
+  ASSERT_OK(read);
+  EXPECT_EQ(*read, expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(, CudaForkTest, ::testing::Bool(),
+                         [](const auto& info) {
+                           return info.param ? "hosts_stream" : "own_stream";
+                         });
 
 }  // namespace
 }  // namespace shard::cuda_engine_test
