@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/comm/communicator.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/thread_ranks.h"
@@ -215,13 +216,17 @@ class Trainings {
     return outcome;
   }
 
-  void ExpectRight(const Outcome& outcome) const {
+  void ExpectValues(const Outcome& outcome) const {
     for (const Result& result : outcome.results) {
       EXPECT_OK(result);
       if (result.ok()) {
         EXPECT_EQ(*result, expected_);
       }
     }
+  }
+  // And that nothing stays.
+  void ExpectRight(const Outcome& outcome) const {
+    ExpectValues(outcome);
     EXPECT_EQ(outcome.after, outcome.before) << AliveText();
   }
 
@@ -355,6 +360,55 @@ TEST_F(CudaFaultTest, AnErrorOfAnyCallIsFoundOnAHostsStream) {
 
 TEST_F(CudaFaultTest, AnErrorOfAnyCallEndsBothRanks) {
   TrainWithEveryFault({.units = 2, .world_size = 2}, 5);
+}
+
+// Engines on one device share its context, its kernels and its memory pool.
+// What fails in one is no error of the other, and both use right values.
+TEST_F(CudaFaultTest, AnErrorLeavesOtherEnginesOfTheDeviceAlone) {
+  const Trainings trainings({});
+  CommOptions options;
+  options.world_size = 1;
+  const auto comm = OpenCommunicator("local:", options);
+  ASSERT_OK(comm);
+  const auto plan = MakePlan({.units = 2});
+  const auto make = [&] {
+    auto engine = cuda_training::MakeEngine(plan, *comm);
+    EXPECT_OK(engine);
+    EXPECT_OK(cuda_training::Fill(engine->get()));
+    return *std::move(engine);
+  };
+  // The parameters after each step of an engine that is alone.
+  std::vector<std::vector<float>> expected;
+  {
+    const testing::FakeCuda fake;
+    const auto alone = make();
+    for (int step = 1; step <= 3; ++step) {
+      ASSERT_OK(cuda_training::TrainOneStep(alone.get(), step));
+      const Result read = cuda_training::ReadParam(alone.get());
+      ASSERT_OK(read);
+      expected.push_back(*read);
+    }
+  }
+  for (const auto& [symbol, calls] : trainings.counters().calls) {
+    Reset();
+    const auto other = make();
+    const FakeCounters before = Count();
+    ASSERT_FALSE(trainings.Run(nullptr).Failed());
+    const uint64_t made = CountSince(before).Calls(symbol);
+    for (int step = 1; step <= 3; ++step) {
+      // The device is open: some calls are not made again.
+      const uint64_t number = 1 + made * static_cast<uint64_t>(step) / 4;
+      const Fault fault = {symbol, number};
+      SCOPED_TRACE(fault.Text());
+      trainings.Run(&fault);
+      ASSERT_OK(cuda_training::TrainOneStep(other.get(), step));
+      const Result read = cuda_training::ReadParam(other.get());
+      ASSERT_OK(read);
+      EXPECT_EQ(*read, expected[static_cast<size_t>(step - 1)]);
+      EXPECT_EQ(ViolationText(), "");
+    }
+    trainings.ExpectValues(trainings.Run(nullptr));
+  }
 }
 
 // The driver tells of what happened on the device at a later call.
