@@ -27,7 +27,7 @@ void Compare(const Options& options, const std::string& what,
   }
 }
 
-// Of each formula of elements one.
+// Of each formula that GPUs have one.
 constexpr const char* kOptimizers[] = {
     "adadelta?lr=0.5",
     "adagrad?lr=0.01",
@@ -43,6 +43,7 @@ constexpr const char* kOptimizers[] = {
     "adamw?lr=0.01&profile=llmc",
     "adamw?lr=0.01&profile=llmc_cpu",
     "adamw?lr=0.01&profile=ggml",
+    "lamb?lr=0.01&weight_decay=0.1",
     "lion?lr=0.01",
     "rmsprop?lr=0.01",
     "rmsprop?lr=0.01&momentum=0.9",

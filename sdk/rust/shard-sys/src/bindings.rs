@@ -1357,7 +1357,9 @@ extern "C" {
     ///
     /// Errors: INVALID_ARGUMENT for a parameter that does not exist, for other
     /// sizes, for memory that overlaps the engine's or other bound memory of this
-    /// rank, and in stage 3; FAILED_PRECONDITION for a parameter that is ignored,
+    /// rank, for memory that does not lie where the engine's tensors do
+    /// (shard_engine_device), where that is known, and in stage 3;
+    /// FAILED_PRECONDITION for a parameter that is ignored,
     /// the gradient of a frozen one, while units are in use, gradients are ready or
     /// parameters are summoned, and after shard_engine_begin_step. After these
     /// errors everything is as before. A copy into `values` that fails or takes too
