@@ -116,6 +116,8 @@ Counters Count() {
   return fake->counters;
 }
 
+uint64_t CountInChild() { return TheFake()->calls_of_child.load(); }
+
 Counters CountSince(const Counters& before) {
   const Counters after = Count();
   Counters made;

@@ -57,6 +57,7 @@ class Call {
   explicit Call(const char* symbol) : fake_(TheFake()) {
     // First, because the mutex may be held for ever in a child of fork.
     if (fake_->owner.load() != ::getpid()) {
+      ++fake_->calls_of_child;
       result_ = CuResult::kNotInitialized;
       return;
     }

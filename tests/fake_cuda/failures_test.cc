@@ -142,7 +142,10 @@ TEST_F(FailuresTest, AChildOfForkCannotUseIt) {
     EXPECT_EQ(api_.MemAlloc(&more, 1), CuResult::kNotInitialized);
     EXPECT_EQ(api_.MemFree(memory), CuResult::kNotInitialized);
     EXPECT_EQ(api_.StreamDestroy(stream), CuResult::kNotInitialized);
+    // All but Init and DriverGetVersion, which begin anew.
+    EXPECT_EQ(CountInChild(), 4u);
   });
+  EXPECT_EQ(CountInChild(), 0u);
 }
 
 }  // namespace

@@ -81,6 +81,8 @@ struct Fake {
 
   // The process that has called cuInit, 0 before.
   std::atomic<pid_t> owner = 0;
+  // Calls in this process, which is a child of fork, of objects of the owner's.
+  std::atomic<uint64_t> calls_of_child = 0;
 
   std::mutex mutex;
   // GUARDED_BY(mutex):

@@ -127,6 +127,9 @@ struct Counters {
 };
 
 SHARD_FAKE_CUDA_API Counters Count();
+// Returns how many calls a child of fork has made, all of which fail. A driver
+// promises nothing for them.
+SHARD_FAKE_CUDA_API uint64_t CountInChild();
 // Returns what was done after `before`, without zeros.
 SHARD_FAKE_CUDA_API Counters CountSince(const Counters& before);
 
