@@ -350,7 +350,7 @@ void TrainWithEveryFault(const Form& form, uint64_t most) {
 }
 
 TEST_F(CudaFaultTest, AnErrorOfAnyCallIsAnErrorOfTheTraining) {
-  TrainWithEveryFault({}, 40);
+  TrainWithEveryFault({}, 30);
 }
 
 // Calls return before their work is done, and a later one has its error.
