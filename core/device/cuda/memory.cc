@@ -78,14 +78,14 @@ class Memory::Pool {
 
   // Fills memory, and waits for that.
   Status Fill(CuPointer to, const void* from, size_t bytes) const {
-    const Driver* const driver = context_->driver();
-    if (from == nullptr) {
-      SHARD_CUDA_CALL(driver, MemsetD8Async, to, 0, bytes, stream_);
-    } else {
-      SHARD_CUDA_CALL(driver, MemcpyAsync, to, PointerOf(from), bytes, stream_);
-    }
     SHARD_ASSIGN_OR_RETURN(const CuEvent event, context_->TakeEvent());
-    const Status filled = Finish(event);
+    Status filled = Enqueue(to, from, bytes);
+    if (filled.ok()) {
+      filled = Finish(event);
+      // A failed call does not say that the copy is over, and the owner of what
+      // it reads may free that now.
+      if (!filled.ok() && !context_->is_abandoned()) (void)Finish(event).ok();
+    }
     context_->ReturnEvent(event);
     return filled;
   }
@@ -93,6 +93,15 @@ class Memory::Pool {
   const std::shared_ptr<Context>& context() const { return context_; }
 
  private:
+  Status Enqueue(CuPointer to, const void* from, size_t bytes) const {
+    const Driver* const driver = context_->driver();
+    if (from == nullptr) {
+      SHARD_CUDA_CALL(driver, MemsetD8Async, to, 0, bytes, stream_);
+    } else {
+      SHARD_CUDA_CALL(driver, MemcpyAsync, to, PointerOf(from), bytes, stream_);
+    }
+    return Status();
+  }
   Status Finish(CuEvent event) const {
     SHARD_CUDA_CALL(context_->driver(), EventRecord, event, stream_);
     SHARD_ASSIGN_OR_RETURN(
