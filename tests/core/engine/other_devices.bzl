@@ -154,6 +154,8 @@ def _rerun(device, left_out_of, tags, only_long = {}):
             continue
         native.sh_test(
             name = device + "_" + program,
+            # The fake's thread takes most of a core beside the ranks.
+            size = "large" if device == "fake_cuda" else "medium",
             srcs = ["//tests/core/engine:on_device.sh"],
             args = [
                 device,
