@@ -60,17 +60,22 @@ void StreamCore::End() noexcept {
   if (queue == nullptr) return;
   queue.reset();
   if (native_ == nullptr) return;
-  const Context::Current current(*context_);
-  if (HasEnded()) {
-    context_->api().StreamDestroy(native_);
-  } else {
-    context_->Abandon();
-  }
+  // One failed call does not say that the work goes on, but an abandoned
+  // context stays so: the second try decides.
+  const Deadline deadline = Deadline::After(kEndTimeout);
+  if (!TryDestroy(deadline) && !TryDestroy(deadline)) context_->Abandon();
 }
 
-bool StreamCore::HasEnded() noexcept {
+bool StreamCore::TryDestroy(const Deadline& deadline) noexcept {
+  const Context::Current current(*context_);
+  if (!HasEnded(deadline)) return false;
+  context_->api().StreamDestroy(native_);
+  return true;
+}
+
+bool StreamCore::HasEnded(const Deadline& deadline) noexcept {
   try {
-    const StatusOr<bool> done = AwaitAll(Deadline::After(kEndTimeout), nullptr);
+    const StatusOr<bool> done = AwaitAll(deadline, nullptr);
     return done.ok() ? *done : context_->IsLost();
   } catch (...) {  // NOLINT: out of memory
     return false;

@@ -76,8 +76,12 @@ class StreamCore {
  private:
   StreamCore(std::shared_ptr<Context> context, std::string_view name);
 
+  // Destroys the driver's stream once its work has ended. Returns false where
+  // that is not known by the deadline.
+  bool TryDestroy(const Deadline& deadline) noexcept;
   // Returns whether the device has done, or dropped, all that it was given.
-  bool HasEnded() noexcept;
+  // REQUIRES: the context is current, unless it could not be made so.
+  bool HasEnded(const Deadline& deadline) noexcept;
 
   const std::shared_ptr<Context> context_;
   const std::string_view name_;

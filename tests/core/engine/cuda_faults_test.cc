@@ -265,11 +265,10 @@ class Trainings {
   static constexpr std::string_view kExchange =
       "cuThreadExchangeStreamCaptureMode";
 
-  // Whether an engine that ends may have to leave its work and memory as they
-  // are: nothing told it that the device is done, or nothing could be freed.
+  // Whether an engine that ends may have to leave something: nothing can be
+  // freed where no context is current.
   static bool MayKeep(const Fault& fault) {
-    return fault.symbol == "cuEventRecord" || fault.symbol == "cuEventQuery" ||
-           fault.symbol == "cuCtxPushCurrent";
+    return fault.symbol == "cuCtxPushCurrent";
   }
 
   void ExpectNamed(const Status& status, const Fault& fault) const {

@@ -215,6 +215,7 @@ TEST_F(CudaDeviceTest, NothingIsFreedUnderWorkThatMayRun) {
     const std::byte* const used = pinned.data();
     (*stream)->Copy(memory.data(), pinned.data(), 64);
     FailCall("cuEventRecord", 1, CuResult::kUnknown);
+    FailCall("cuEventRecord", 2, CuResult::kUnknown);
     stream->reset();
     pinned = DeviceMemory();
     EXPECT_NE(AllocateHost(device.get(), 64).data(), used);
@@ -228,6 +229,26 @@ TEST_F(CudaDeviceTest, NothingIsFreedUnderWorkThatMayRun) {
   EXPECT_EQ(alive.current_contexts, 0u);
   EXPECT_EQ(ViolationText(), "");
   Reset();
+}
+
+// Nothing stays of a device whose streams ended, though one call failed
+// (TearDown).
+TEST_F(CudaDeviceTest, OneFailedCallAtAStreamsEndIsTriedAgain) {
+  for (const char* const symbol :
+       {"cuCtxPushCurrent", "cuEventRecord", "cuEventQuery"}) {
+    SCOPED_TRACE(symbol);
+    Reset({.lazy = true});
+    const auto device = Open();
+    auto stream = device->CreateStream(StreamKind::kCompute);
+    ASSERT_OK(stream);
+    const DeviceMemory memory = Allocate(device.get(), 64);
+    (*stream)->FillZeros(memory.data(), 64);
+    const Counters before = Count();
+    FailCall(symbol, 1, CuResult::kUnknown);
+    stream->reset();
+    EXPECT_EQ(CountSince(before).Calls("cuStreamDestroy"), 1u);
+    EXPECT_EQ(CountAlive().streams, 1u);  // That of the memory pool.
+  }
 }
 
 // On a lost device nothing runs.
