@@ -146,7 +146,8 @@ TEST_F(KernelTest, RejectsWhatADeviceRejects) {
   CuModule module = nullptr;
   EXPECT_EQ(api_.ModuleLoadData(&module, nullptr), CuResult::kInvalidValue);
   int blocks = 0;
-  EXPECT_CU(api_.OccupancyMaxActiveBlocks(&blocks, function_, 256, 0));
+  EXPECT_CU(api_.OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function_,
+                                                           256, 0));
   EXPECT_EQ(blocks, 2);
   EXPECT_CU(api_.ModuleUnload(module_));
   module_ = nullptr;

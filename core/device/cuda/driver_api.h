@@ -132,7 +132,8 @@ struct CuMemoryPoolProps {
   X(ModuleUnload, cuModuleUnload, (CuModule module))                          \
   X(ModuleGetFunction, cuModuleGetFunction,                                   \
     (CuFunction * function, CuModule module, const char* name))               \
-  X(OccupancyMaxActiveBlocks, cuOccupancyMaxActiveBlocksPerMultiprocessor,    \
+  X(OccupancyMaxActiveBlocksPerMultiprocessor,                                \
+    cuOccupancyMaxActiveBlocksPerMultiprocessor,                              \
     (int* blocks, CuFunction function, int threads, size_t shared_bytes))     \
   X(LaunchKernel, cuLaunchKernel,                                             \
     (CuFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,  \

@@ -91,8 +91,8 @@ StatusOr<Kernel> Kernels::Find(const char* name, uint32_t shared_bytes) const {
   kernel.shared_bytes = shared_bytes;
   SHARD_CUDA_CALL(driver, ModuleGetFunction, &kernel.function, module_, name);
   int blocks = 0;
-  SHARD_CUDA_CALL(driver, OccupancyMaxActiveBlocks, &blocks, kernel.function,
-                  kMaxThreads, shared_bytes);
+  SHARD_CUDA_CALL(driver, OccupancyMaxActiveBlocksPerMultiprocessor, &blocks,
+                  kernel.function, kMaxThreads, shared_bytes);
   kernel.max_blocks =
       static_cast<uint32_t>(std::max(blocks, 1)) * context_->multiprocessors();
   return kernel;

@@ -53,11 +53,15 @@ class Memory::Pool {
     return Status();
   }
 
-  CuResult Allocate(size_t bytes, CuPointer* memory) const {
-    const DriverApi& api = context_->api();
-    return pool_ == nullptr
-               ? api.MemAlloc(memory, bytes)
-               : api.MemAllocFromPoolAsync(memory, bytes, pool_, stream_);
+  Status Allocate(size_t bytes, CuPointer* memory) const {
+    const Driver* const driver = context_->driver();
+    if (pool_ == nullptr) {
+      SHARD_CUDA_CALL(driver, MemAlloc, memory, bytes);
+    } else {
+      SHARD_CUDA_CALL(driver, MemAllocFromPoolAsync, memory, bytes, pool_,
+                      stream_);
+    }
+    return Status();
   }
 
   // Frees memory that no work uses any more. Anywhere, but not in a child of
@@ -158,8 +162,8 @@ StatusOr<DeviceMemory> Memory::AllocateFilled(size_t bytes, const void* from,
   const Context& context = *pool_->context();
   const auto piece = std::make_shared<Piece>(pool_);
   SHARD_RETURN_IF_ERROR(context.Run([&] {
-    const CuResult result = pool_->Allocate(bytes, &piece->memory);
-    if (result == CuResult::kOutOfMemory) {
+    const Status allocated = pool_->Allocate(bytes, &piece->memory);
+    if (allocated.code() == StatusCode::kResourceExhausted) {
       size_t free = 0;
       size_t total = 0;
       SHARD_CUDA_CALL(context.driver(), MemGetInfo, &free, &total);
@@ -170,8 +174,7 @@ StatusOr<DeviceMemory> Memory::AllocateFilled(size_t bytes, const void* from,
           "; see what a plan needs before (shardctl plan), shard it over more "
           "ranks, or use a higher stage");
     }
-    SHARD_RETURN_IF_ERROR(
-        context.driver()->ToStatus(result, "cuMemAlloc").WithContext(what));
+    SHARD_RETURN_IF_ERROR(allocated.WithContext(what));
     return pool_->Fill(piece->memory, from, bytes).WithContext(what);
   }));
   return DeviceMemory(reinterpret_cast<std::byte*>(piece->memory), bytes,

@@ -101,7 +101,7 @@ void PinnedMemory::Return(Pieces::node_type piece) noexcept {
   if (context_->is_abandoned()) return;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (piece.key() <= kMostKept - kept_bytes_) {
+    if (kept_bytes_ + piece.key() <= kMostKept) {
       kept_bytes_ += piece.key();
       kept_.insert(std::move(piece));
       return;

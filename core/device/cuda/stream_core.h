@@ -87,7 +87,8 @@ class StreamCore {
   const std::string_view name_;
   const pid_t owner_;
   CuStream native_ = nullptr;
-  std::string_view last_;
+  // An event may be the first that a stream is given.
+  std::string_view last_ = "record an event";
   // Held while an error is set, and while the queue is taken away.
   mutable std::mutex mutex_;
   std::unique_ptr<WorkQueue> queue_;

@@ -287,9 +287,8 @@ class Trainings {
     const std::string call = text.substr(begin, end - begin);
     EXPECT_EQ(call.substr(0, 2), "cu") << text;
     EXPECT_GT(call.size(), 5u) << text;
-    // Texts have the first part of a long name.
     if (!fault.loses) {
-      EXPECT_EQ(fault.symbol.substr(0, call.size()), call) << text;
+      EXPECT_EQ(fault.symbol, call) << text;
     }
   }
 
