@@ -145,6 +145,18 @@ StatusOr<std::unique_ptr<HostAccess::Lane>> HostAccess::TakeLane() {
   return Lane::Create(device_);
 }
 
+void HostAccess::ReturnLane(std::unique_ptr<Lane> lane) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  idle_.push_back(std::move(lane));
+}
+
+Status HostAccess::Reserve() {
+  if (in_place_) return Status();
+  SHARD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, TakeLane());
+  ReturnLane(std::move(lane));
+  return Status();
+}
+
 Status HostAccess::Copy(std::span<const HostCopy> copies, LaneCopy copy,
                         const Deadline& deadline) {
   if (in_place_) {
@@ -153,8 +165,7 @@ Status HostAccess::Copy(std::span<const HostCopy> copies, LaneCopy copy,
   }
   SHARD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, TakeLane());
   SHARD_RETURN_IF_ERROR((*lane.*copy)(copies, deadline));
-  const std::lock_guard<std::mutex> lock(mutex_);
-  idle_.push_back(std::move(lane));
+  ReturnLane(std::move(lane));
   return Status();
 }
 

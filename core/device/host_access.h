@@ -66,6 +66,11 @@ class HostAccess {
   // Returns whether the host may read and write tensors where they lie, too.
   bool in_place() const { return in_place_; }
 
+  // Makes the stream and the memory of one thread's copies, which the first
+  // Fetch or Store would make: for callers that must know before they copy
+  // whether there is room.
+  Status Reserve();
+
   // Copy tensors to memory of the host, and the reverse. Many small copies in
   // one call wait for the device as often as a large one.
   Status Fetch(std::span<const HostCopy> copies, const Deadline& deadline);
@@ -87,6 +92,7 @@ class HostAccess {
 
   // Returns a lane that no other thread uses.
   StatusOr<std::unique_ptr<Lane>> TakeLane();
+  void ReturnLane(std::unique_ptr<Lane> lane);
   // Copies in place, or by `copy` of a lane, which is kept unless it fails.
   Status Copy(std::span<const HostCopy> copies, LaneCopy copy,
               const Deadline& deadline);

@@ -127,17 +127,17 @@ StatusOr<std::unique_ptr<FullParams>> FullParams::Create(
         DTypeBytes(buffer.dtype, plan.model().params()[p].numel));
     summoned->bytes_ += RoundUp(bytes, kAlignment);
   }
-  Status local;
-  if (here && summoned->bytes_ > 0) {
+  auto access = OpenAccess(runtime, device, deadline);
+  Status local = access.status();
+  if (local.ok() && here && summoned->bytes_ > 0) {
     auto memory = device->AllocateHost(static_cast<size_t>(summoned->bytes_),
                                        "summoned parameters");
     local = memory.status();
     if (memory.ok()) summoned->copies_ = *std::move(memory);
+    if (local.ok()) local = (*access)->Reserve();
   }
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm, "summon full parameters", local, deadline));
-  auto access = OpenAccess(runtime, device, deadline);
-  SHARD_RETURN_IF_ERROR(OkOrAbort(comm, access.status()));
   ParamSink fetch;  // None on a rank without copies.
   if (here) {
     fetch = [&](std::span<const GatheredParam> params) {
@@ -180,6 +180,7 @@ Status FullParams::WriteBack(const EngineRuntime& runtime, Communicator* comm,
   auto access = OpenAccess(runtime, device, deadline);
   Status local = access.status();
   if (local.ok()) local = received.status();
+  if (local.ok()) local = (*access)->Reserve();
   auto overwriter =
       local.ok() ? Overwriter::Create(access->get(), &runtime.compute(), device)
                  : StatusOr<Overwriter>(local);

@@ -126,8 +126,10 @@ Status InitialParams::BroadcastValues(const EngineRuntime& runtime,
   // Rank 0's stays zero, for parameters that were not set.
   auto piece = device_->AllocateHost(kPiece, "a piece of parameters");
   const auto access = Access(runtime, deadline);
-  SHARD_RETURN_IF_ERROR(AgreeOnStatus(
-      comm_, kPhase, piece.ok() ? access.status() : piece.status(), deadline));
+  Status local = piece.status();
+  if (local.ok()) local = access.status();
+  if (local.ok()) local = (*access)->Reserve();
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, kPhase, local, deadline));
   for (size_t b = 0; b < buffers.size(); ++b) {
     const EngineBuffer& buffer = buffers[b];
     const auto size = static_cast<int64_t>(DTypeSize(buffer.plan->dtype));

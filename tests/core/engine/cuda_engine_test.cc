@@ -343,6 +343,22 @@ TEST_P(CudaMemoryTest, AnEngineTrainsOnWithoutRoomToSummon) {
   EXPECT_OK(TrainOneStep(engine->get(), 2));
 }
 
+// There is room for the copies, but not for staging memory beside them.
+TEST_P(CudaMemoryTest, AnEngineTrainsOnWithoutRoomToCopyWhatItSummons) {
+  constexpr int64_t kElements = int64_t{1} << 18;
+  const FakeCuda fake(Room{.memory_pools = GetParam(),
+                           .pinned_bytes = (size_t{8} << 20) + (64 << 10)}
+                          .ToOptions());
+  const auto engine =
+      MakeEngine(MakePlan({.elements_per_unit = kElements}), OpenLocal());
+  ASSERT_OK(engine);
+  ASSERT_OK(Fill(engine->get()));
+  ASSERT_OK(TrainOneStep(engine->get(), 1));
+  ExpectError((*engine)->Summon(0, -1, 0), StatusCode::kResourceExhausted,
+              {"staging memory for tensors", "pinned"});
+  EXPECT_OK(TrainOneStep(engine->get(), 2));
+}
+
 INSTANTIATE_TEST_SUITE_P(, CudaMemoryTest, ::testing::Bool(),
                          [](const auto& info) {
                            return info.param ? "pools" : "without_pools";
