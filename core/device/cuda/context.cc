@@ -21,9 +21,17 @@ constexpr int kLeastMajor = 8;
 }  // namespace
 
 Context::Current::Current(const Context& context)
-    : api_(context.api()), result_(api_.CtxPushCurrent(context.handle())) {
+    : api_(context.api()), result_(Push(context)) {
   if (result_ != CuResult::kSuccess) return;
   is_relaxed_ = api_.ThreadExchangeCaptureMode(&mode_) == CuResult::kSuccess;
+}
+
+CuResult Context::Current::Push(const Context& context) {
+  // Once more after an error: what frees memory has nobody to report one to,
+  // and would lose the memory.
+  const CuResult result = context.api().CtxPushCurrent(context.handle());
+  if (result == CuResult::kSuccess) return result;
+  return context.api().CtxPushCurrent(context.handle());
 }
 
 Context::Current::~Current() {

@@ -60,6 +60,8 @@ class Context {
     CuResult result() const { return result_; }
 
    private:
+    static CuResult Push(const Context& context);
+
     const DriverApi& api_;
     const CuResult result_;
     CuCaptureMode mode_ = CuCaptureMode::kRelaxed;

@@ -254,9 +254,7 @@ class Trainings {
       EXPECT_EQ(after, outcome.before) << AliveText();
       return outcome.Failed();
     }
-    if (outcome.Failed() || !MayKeep(fault)) {
-      EXPECT_EQ(outcome.after, outcome.before) << AliveText();
-    }
+    EXPECT_EQ(outcome.after, outcome.before) << AliveText();
     ExpectRight(Run(nullptr));
     return outcome.Failed();
   }
@@ -264,12 +262,6 @@ class Trainings {
  private:
   static constexpr std::string_view kExchange =
       "cuThreadExchangeStreamCaptureMode";
-
-  // Whether an engine that ends may have to leave something: nothing can be
-  // freed where no context is current.
-  static bool MayKeep(const Fault& fault) {
-    return fault.symbol == "cuCtxPushCurrent";
-  }
 
   void ExpectNamed(const Status& status, const Fault& fault) const {
     const std::string text(status.message());
