@@ -308,7 +308,7 @@ using GuardDeathTest = DriverTest;
 
 TEST_F(GuardDeathTest, TheHostCannotReachGuardedMemory) {
   // The runtime of a sanitizer handles the signal in its own way.
-  if (kSanitized) GTEST_SKIP();
+  if (kSanitized) GTEST_SKIP() << "a sanitizer takes the signal";
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   TearDown();
   Options options;
