@@ -154,8 +154,8 @@ def _rerun(device, left_out_of, tags, only_long = {}):
             continue
         native.sh_test(
             name = device + "_" + program,
-            # The fake's thread takes most of a core beside the ranks.
-            size = "large" if device == "fake_cuda" else "medium",
+            # Copies, or the fake's thread, take as much again as the ranks.
+            size = "large",
             srcs = ["//tests/core/engine:on_device.sh"],
             args = [
                 device,
