@@ -25,60 +25,6 @@ HWY_BEFORE_NAMESPACE();
 namespace shard {
 namespace HWY_NAMESPACE {
 
-// The sum for whole vectors of D, a tag of floats.
-template <class D>
-class SquareSum;
-
-// The scalar target has no half vectors, and needs only the specialization
-// below.
-#if HWY_TARGET != HWY_SCALAR
-template <class D>
-class SquareSum {
- public:
-  // Spelled out, because members that the compiler generates are not compiled
-  // for the target.
-  HWY_INLINE SquareSum() : low_(hn::Zero(kWide)), high_(hn::Zero(kWide)) {}
-
-  HWY_INLINE void Add(hn::Vec<D> x) {
-    const auto low = hn::PromoteTo(kWide, hn::LowerHalf(kHalf, x));
-    const auto high = hn::PromoteTo(kWide, hn::UpperHalf(kHalf, x));
-    low_ = hn::MulAdd(low, low, low_);
-    high_ = hn::MulAdd(high, high, high_);
-  }
-
-  HWY_INLINE double Total() const {
-    return hn::GetLane(hn::SumOfLanes(kWide, hn::Add(low_, high_)));
-  }
-
- private:
-  static constexpr hn::Repartition<double, D> kWide{};
-  static constexpr hn::Half<D> kHalf{};
-  hn::Vec<decltype(kWide)> low_;
-  hn::Vec<decltype(kWide)> high_;
-};
-#endif
-
-// The sum of single elements: the rest of a row, and all elements on the scalar
-// target.
-template <>
-class SquareSum<hn::CappedTag<float, 1>> {
- public:
-  HWY_INLINE void Add(hn::Vec<hn::CappedTag<float, 1>> x) {
-    const auto value = static_cast<double>(hn::GetLane(x));
-    total_ += value * value;
-  }
-
-  HWY_INLINE double Total() const { return total_; }
-
- private:
-  double total_ = 0;
-};
-
-struct AdafactorSquares {
-  double param;
-  double update;
-};
-
 // One of the parameter's matrices, row-major.
 struct AdafactorMatrix {
   size_t rows;
@@ -92,58 +38,133 @@ struct AdafactorMatrix {
   float* col_scratch;
 };
 
-// Number of columns whose sums are kept at the same time: 8 KiB of doubles,
-// which stay in the first level cache while rows are read in pieces of a page.
-inline constexpr size_t kAdafactorTile = 1024;
+// The columns whose sums are kept at the same time: 8 KiB of doubles, which
+// stay in the first level cache while rows are read in pieces of a page.
+inline constexpr size_t kAdafactorStrip = Adafactor::kStrip;
+static_assert(kAdafactorStrip % kSquareTile == 0);
 
-// Number of rows that are read together, so that a column's sum is read and
-// written once for all of them.
+// The rows that are read together, so that a column's sum is read and written
+// once for all of them.
 inline constexpr size_t kAdafactorRows = 4;
+inline constexpr size_t kAdafactorBlock = Adafactor::kRowBlock;
+static_assert(kAdafactorBlock % kAdafactorRows == 0);
 
-// Adds the squares of `width` elements of each of the rows: the sums of rows
-// are stored in row_sums, those of columns are added to col_sums. The next rows
-// are `ahead` elements further on and are prefetched, because pieces of rows
-// are too short for the processor to predict (16 GB/s without the prefetch, 27
-// with it, on one core of a Zen 5).
+// The squares of kAdafactorRows rows in kSize columns: their sums over the
+// columns, in the order of SumSquares, and over the rows.
+template <size_t kSize>
+class AdafactorTile {
+ public:
+  HWY_INLINE AdafactorTile(const float* const* rows, double* col_sums)
+      : row0_(rows[0]),
+        row1_(rows[1]),
+        row2_(rows[2]),
+        row3_(rows[3]),
+        col_sums_(col_sums) {}
+
+  // Adds the sums of rows to row_sums, and those of columns to col_sums.
+  HWY_INLINE void AddTo(double* row_sums) const {
+    double lanes[kAdafactorRows][kTileLanes];
+    for (size_t i = 0; i < kTileLanes; i += hn::Lanes(TileDoubles())) {
+      const Sums sums = SumStrided<kTileLanes>(i);
+      hn::StoreU(sums.row0, TileDoubles(), lanes[0] + i);
+      hn::StoreU(sums.row1, TileDoubles(), lanes[1] + i);
+      hn::StoreU(sums.row2, TileDoubles(), lanes[2] + i);
+      hn::StoreU(sums.row3, TileDoubles(), lanes[3] + i);
+    }
+    for (size_t r = 0; r < kAdafactorRows; ++r) {
+      row_sums[r] += SumOfLanes(lanes[r], kTileLanes);
+    }
+  }
+
+ private:
+  static_assert(kAdafactorRows == 4, "as many are spelled out");
+  using V = hn::Vec<TileDoubles>;
+  struct Sums {
+    V row0, row1, row2, row3;
+  };
+
+  // Returns the sums of the vectors from column j on, kStride apart.
+  template <size_t kStride>
+  HWY_INLINE Sums SumStrided(size_t j) const {
+    if constexpr (kStride == kSize) {
+      return Squares(j);
+    } else {
+      const Sums a = SumStrided<2 * kStride>(j);
+      const Sums b = SumStrided<2 * kStride>(j + kStride);
+      return {hn::Add(a.row0, b.row0), hn::Add(a.row1, b.row1),
+              hn::Add(a.row2, b.row2), hn::Add(a.row3, b.row3)};
+    }
+  }
+
+  HWY_INLINE Sums Squares(size_t j) const {
+    const Sums s = {Square(row0_ + j), Square(row1_ + j), Square(row2_ + j),
+                    Square(row3_ + j)};
+    const V sum = hn::Add(hn::Add(s.row0, s.row1), hn::Add(s.row2, s.row3));
+    hn::StoreU(hn::Add(hn::LoadU(TileDoubles(), col_sums_ + j), sum),
+               TileDoubles(), col_sums_ + j);
+    return s;
+  }
+
+  HWY_INLINE V Square(const float* x) const {
+    const V wide = hn::PromoteTo(TileDoubles(), hn::LoadU(TileFloats(), x));
+    return hn::Mul(wide, wide);
+  }
+
+  const float* row0_;
+  const float* row1_;
+  const float* row2_;
+  const float* row3_;
+  double* col_sums_;
+};
+
+// Adds the squares of the first `count` columns of rows, at most kSize.
+template <size_t kSize>
+HWY_INLINE void AddAdafactorTile(const float* const* rows, size_t count,
+                                 double* row_sums, double* col_sums) {
+  if (count == kSize) {
+    AdafactorTile<kSize>(rows, col_sums).AddTo(row_sums);
+    return;
+  }
+  float filled[kAdafactorRows][kSize];
+  const float* all[kAdafactorRows];
+  for (size_t r = 0; r < kAdafactorRows; ++r) {
+    std::fill(std::copy_n(rows[r], count, filled[r]), filled[r] + kSize, 0.0f);
+    all[r] = filled[r];
+  }
+  AdafactorTile<kSize>(all, col_sums).AddTo(row_sums);
+}
+
+// Adds the squares of `width` elements of each of the rows, at most a strip, to
+// row_sums and col_sums; the latter has room for whole tiles. The next rows are
+// `ahead` elements further on and are prefetched, because pieces of rows are
+// too short for the processor to predict (16 GB/s without the prefetch, 27 with
+// it, on one core of a Zen 5).
 HWY_INLINE void AdafactorSumRows(const float* const* rows, size_t width,
                                  size_t ahead, double* row_sums,
                                  double* col_sums) {
-  static_assert(kAdafactorRows == 4, "there are as many sums below");
-  const hn::ScalableTag<double> d;
-  const hn::Rebind<float, decltype(d)> narrow;
-  const size_t lanes = hn::Lanes(d);
-  auto sum0 = hn::Zero(d);
-  auto sum1 = hn::Zero(d);
-  auto sum2 = hn::Zero(d);
-  auto sum3 = hn::Zero(d);
-  size_t j = 0;
-  for (; j + lanes <= width; j += lanes) {
-    hwy::Prefetch(rows[0] + ahead + j);
-    hwy::Prefetch(rows[1] + ahead + j);
-    hwy::Prefetch(rows[2] + ahead + j);
-    hwy::Prefetch(rows[3] + ahead + j);
-    const auto g0 = hn::PromoteTo(d, hn::LoadU(narrow, rows[0] + j));
-    const auto g1 = hn::PromoteTo(d, hn::LoadU(narrow, rows[1] + j));
-    const auto g2 = hn::PromoteTo(d, hn::LoadU(narrow, rows[2] + j));
-    const auto g3 = hn::PromoteTo(d, hn::LoadU(narrow, rows[3] + j));
-    sum0 = hn::MulAdd(g0, g0, sum0);
-    sum1 = hn::MulAdd(g1, g1, sum1);
-    sum2 = hn::MulAdd(g2, g2, sum2);
-    sum3 = hn::MulAdd(g3, g3, sum3);
-    const auto low = hn::MulAdd(g1, g1, hn::Mul(g0, g0));
-    const auto high = hn::MulAdd(g3, g3, hn::Mul(g2, g2));
-    const auto col = hn::LoadU(d, col_sums + j);
-    hn::StoreU(hn::Add(col, hn::Add(low, high)), d, col_sums + j);
-  }
-  row_sums[0] = hn::GetLane(hn::SumOfLanes(d, sum0));
-  row_sums[1] = hn::GetLane(hn::SumOfLanes(d, sum1));
-  row_sums[2] = hn::GetLane(hn::SumOfLanes(d, sum2));
-  row_sums[3] = hn::GetLane(hn::SumOfLanes(d, sum3));
-  for (; j < width; ++j) {
+  for (size_t begin = 0; begin < width; begin += kSquareTile) {
+    const size_t count = std::min(kSquareTile, width - begin);
+    const float* tile[kAdafactorRows];
     for (size_t r = 0; r < kAdafactorRows; ++r) {
-      const auto g = static_cast<double>(rows[r][j]);
-      row_sums[r] += g * g;
-      col_sums[j] += g * g;
+      tile[r] = rows[r] + begin;
+      constexpr size_t kLine = 16;
+      for (size_t j = 0; j < count; j += kLine) {
+        hwy::Prefetch(tile[r] + ahead + j);
+      }
+    }
+    double* const cols = col_sums + begin;
+    // The zeros that fill a tile do not change sums, so that there are no more
+    // of them than a power of 2 needs.
+    if (count > 128) {
+      AddAdafactorTile<256>(tile, count, row_sums, cols);
+    } else if (count > 64) {
+      AddAdafactorTile<128>(tile, count, row_sums, cols);
+    } else if (count > 32) {
+      AddAdafactorTile<64>(tile, count, row_sums, cols);
+    } else if (count > kTileLanes) {
+      AddAdafactorTile<32>(tile, count, row_sums, cols);
+    } else {
+      AddAdafactorTile<kTileLanes>(tile, count, row_sums, cols);
     }
   }
 }
@@ -151,29 +172,34 @@ HWY_INLINE void AdafactorSumRows(const float* const* rows, size_t width,
 // The first pass: stores the sums of squares of rows and columns in the
 // scratch.
 HWY_INLINE void AdafactorSums(const AdafactorMatrix& matrix) {
-  double col_sums[kAdafactorTile];
   // Replaces the rows that are missing in the last group.
-  float zeros[kAdafactorTile];
-  for (size_t begin = 0; begin < matrix.cols; begin += kAdafactorTile) {
-    const size_t width = std::min(kAdafactorTile, matrix.cols - begin);
+  const float zeros[kAdafactorStrip] = {};
+  double col_sums[kAdafactorStrip];
+  double block_sums[kAdafactorStrip];
+  for (size_t begin = 0; begin < matrix.cols; begin += kAdafactorStrip) {
+    const size_t width = std::min(kAdafactorStrip, matrix.cols - begin);
     std::fill_n(col_sums, width, 0.0);
-    std::fill_n(zeros, width, 0.0f);
     for (size_t i = 0; i < matrix.rows; i += kAdafactorRows) {
+      if (i % kAdafactorBlock == 0)
+        std::fill_n(block_sums, kAdafactorStrip, 0.0);
       const size_t present = std::min(kAdafactorRows, matrix.rows - i);
       const float* rows[kAdafactorRows];
       for (size_t r = 0; r < kAdafactorRows; ++r) {
         rows[r] =
             r < present ? matrix.grad + (i + r) * matrix.cols + begin : zeros;
       }
-      double row_sums[kAdafactorRows];
+      double row_sums[kAdafactorRows] = {};
       const bool more = i + 2 * kAdafactorRows <= matrix.rows;
       const size_t ahead = more ? kAdafactorRows * matrix.cols : 0;
-      AdafactorSumRows(rows, width, ahead, row_sums, col_sums);
+      AdafactorSumRows(rows, width, ahead, row_sums, block_sums);
       for (size_t r = 0; r < present; ++r) {
         const auto sum = static_cast<float>(row_sums[r]);
         float& total = matrix.row_scratch[i + r];
         total = begin == 0 ? sum : total + sum;
       }
+      const size_t end = i + kAdafactorRows;
+      if (end % kAdafactorBlock != 0 && end < matrix.rows) continue;
+      for (size_t j = 0; j < width; ++j) col_sums[j] += block_sums[j];
     }
     for (size_t j = 0; j < width; ++j) {
       matrix.col_scratch[begin + j] = static_cast<float>(col_sums[j]);
@@ -215,22 +241,16 @@ class AdafactorRange {
     return i;
   }
 
-  // Adds the squares of p and u in a row.
-  HWY_INLINE size_t AddSquares(const float* grad, const float* param,
-                               float row_scale, const float* col_scales,
-                               size_t begin, size_t count,
-                               AdafactorSquares* squares) const {
+  // Stores u of a piece of a row in `updates`.
+  HWY_INLINE size_t Updates(const float* grad, float row_scale,
+                            const float* col_scales, float* updates,
+                            size_t begin, size_t count) const {
     const V row = hn::Set(d_, row_scale);
-    SquareSum<D> param_squares;
-    SquareSum<D> update_squares;
     size_t i = begin;
     for (; i + lanes_ <= count; i += lanes_) {
       const V scale = hn::Mul(row, hn::LoadU(d_, col_scales + i));
-      param_squares.Add(hn::LoadU(d_, param + i));
-      update_squares.Add(rule_.Update(hn::LoadU(d_, grad + i), scale));
+      hn::StoreU(rule_.Update(hn::LoadU(d_, grad + i), scale), d_, updates + i);
     }
-    squares->param += param_squares.Total();
-    squares->update += update_squares.Total();
     return i;
   }
 
@@ -249,22 +269,17 @@ class AdafactorRange {
   }
 
   // For a parameter without rows and columns: makes a step of variance, and
-  // adds the squares of p and u.
-  HWY_INLINE size_t AverageElements(const float* grad, const float* param,
-                                    float* variance, size_t begin, size_t count,
-                                    AdafactorSquares* squares) const {
-    SquareSum<D> param_squares;
-    SquareSum<D> update_squares;
+  // stores u in `updates`.
+  HWY_INLINE size_t AverageElements(const float* grad, float* variance,
+                                    float* updates, size_t begin,
+                                    size_t count) const {
     size_t i = begin;
     for (; i + lanes_ <= count; i += lanes_) {
       const V g = hn::LoadU(d_, grad + i);
       const V v = rule_.Average(hn::LoadU(d_, variance + i), hn::Mul(g, g));
       hn::StoreU(v, d_, variance + i);
-      param_squares.Add(hn::LoadU(d_, param + i));
-      update_squares.Add(rule_.Update(g, rule_.Scale(v)));
+      hn::StoreU(rule_.Update(g, rule_.Scale(v)), d_, updates + i);
     }
-    squares->param += param_squares.Total();
-    squares->update += update_squares.Total();
     return i;
   }
 
@@ -306,9 +321,9 @@ HWY_INLINE void AdafactorScales(const Adafactor::Scalars& scalars,
   average(matrix.row_scratch, matrix.cols, matrix.row_var, matrix.rows);
   average(matrix.col_scratch, matrix.rows, matrix.col_var, matrix.cols);
 
-  double sum = 0;
+  GroupedSum<Adafactor::kRowGroup> sum;
   for (size_t i = 0; i < matrix.rows; ++i) {
-    sum += static_cast<double>(matrix.row_var[i]);
+    sum.Add(static_cast<double>(matrix.row_var[i]));
   }
   const auto scale = [&](const float* state, double inverse_mean, float* scales,
                          size_t count) HWY_ATTR {
@@ -316,7 +331,7 @@ HWY_INLINE void AdafactorScales(const Adafactor::Scalars& scalars,
     rest.Scales(state, inverse_mean, scales, done, count);
   };
   scale(matrix.row_var,
-        Adafactor::InverseRowMean(scalars, sum,
+        Adafactor::InverseRowMean(scalars, sum.Take(),
                                   static_cast<int64_t>(matrix.rows)),
         matrix.row_scratch, matrix.rows);
   scale(matrix.col_var, 1.0, matrix.col_scratch, matrix.cols);
@@ -338,63 +353,118 @@ HWY_INLINE AdafactorMatrix MatrixOf(const TensorStepArgs& args, size_t batch) {
   return matrix;
 }
 
+// The parameter's rows, those of all its matrices, read in order.
+class AdafactorRows {
+ public:
+  HWY_INLINE explicit AdafactorRows(const TensorStepArgs& args)
+      : args_(args), matrix_(MatrixOf(args, 0)) {}
+
+  // Calls piece(begin, count, row_scale, col_scales) for each piece of a row
+  // in the next `count` elements. `begin` is the piece's first element, from
+  // the parameter's.
+  template <class Piece>
+  HWY_INLINE void Next(size_t count, const Piece& piece) {
+    while (count > 0) {
+      if (col_ == matrix_.cols) NextRow();
+      const size_t here = std::min(count, matrix_.cols - col_);
+      piece(at_, here, matrix_.row_scratch[row_], matrix_.col_scratch + col_);
+      at_ += here;
+      col_ += here;
+      count -= here;
+    }
+  }
+
+ private:
+  HWY_INLINE void NextRow() {
+    col_ = 0;
+    if (++row_ < matrix_.rows) return;
+    row_ = 0;
+    matrix_ = MatrixOf(args_, ++batch_);
+  }
+
+  const TensorStepArgs& args_;
+  AdafactorMatrix matrix_;
+  size_t batch_ = 0;
+  size_t row_ = 0;
+  size_t col_ = 0;
+  size_t at_ = 0;
+};
+
+// The second pass: calls updates(begin, count, to) for each tile, which stores
+// u of its elements, and returns the step size that follows.
+template <class Updates>
+HWY_INLINE double AdafactorStepSize(const Adafactor::Scalars& scalars,
+                                    const float* param, size_t numel,
+                                    const Updates& updates) {
+  TileSum param_squares;
+  TileSum update_squares;
+  float tile[kSquareTile];
+  for (size_t begin = 0; begin < numel; begin += kSquareTile) {
+    const size_t count = std::min(kSquareTile, numel - begin);
+    updates(begin, count, tile);
+    param_squares.Add(SumSquares(param + begin, count));
+    update_squares.Add(SumSquares(tile, count));
+  }
+  return Adafactor::StepSize(scalars, param_squares.Take(),
+                             update_squares.Take(),
+                             static_cast<int64_t>(numel));
+}
+
 HWY_INLINE void AdafactorStepMatrices(const Adafactor::Scalars& scalars,
                                       const TensorStepArgs& args,
-                                      int64_t numel) {
+                                      size_t numel) {
   const AdafactorVectors vectors(scalars);
   const AdafactorRest rest(scalars);
-  AdafactorSquares squares = {};
   const auto batches =
       static_cast<size_t>(Adafactor::MatricesOf(args.shape, args.ndim).batches);
   for (size_t b = 0; b < batches; ++b) {
     const AdafactorMatrix matrix = MatrixOf(args, b);
     AdafactorSums(matrix);
     AdafactorScales(scalars, matrix, vectors, rest);
-    for (size_t i = 0; i < matrix.rows; ++i) {
-      const float* const grad = matrix.grad + i * matrix.cols;
-      const float* const param = matrix.param + i * matrix.cols;
-      const float row = matrix.row_scratch[i];
-      const size_t done = vectors.AddSquares(
-          grad, param, row, matrix.col_scratch, 0, matrix.cols, &squares);
-      rest.AddSquares(grad, param, row, matrix.col_scratch, done, matrix.cols,
-                      &squares);
-    }
   }
-  const double step =
-      Adafactor::StepSize(scalars, squares.param, squares.update, numel);
-  for (size_t b = 0; b < batches; ++b) {
-    const AdafactorMatrix matrix = MatrixOf(args, b);
-    for (size_t i = 0; i < matrix.rows; ++i) {
-      const float* const grad = matrix.grad + i * matrix.cols;
-      float* const param = matrix.param + i * matrix.cols;
-      const float row = matrix.row_scratch[i];
-      const size_t done = vectors.Apply(grad, row, matrix.col_scratch, step,
-                                        param, 0, matrix.cols);
-      rest.Apply(grad, row, matrix.col_scratch, step, param, done, matrix.cols);
-    }
-  }
+  AdafactorRows rows(args);
+  const double step = AdafactorStepSize(
+      scalars, args.param, numel,
+      [&](size_t, size_t count, float* to) HWY_ATTR {
+        rows.Next(count, [&](size_t begin, size_t here, float row,
+                             const float* cols) HWY_ATTR {
+          const float* const grad = args.grad + begin;
+          const size_t done = vectors.Updates(grad, row, cols, to, 0, here);
+          rest.Updates(grad, row, cols, to, done, here);
+          to += here;
+        });
+      });
+  AdafactorRows(args).Next(numel, [&](size_t begin, size_t count, float row,
+                                      const float* cols) HWY_ATTR {
+    const float* const grad = args.grad + begin;
+    float* const param = args.param + begin;
+    const size_t done = vectors.Apply(grad, row, cols, step, param, 0, count);
+    rest.Apply(grad, row, cols, step, param, done, count);
+  });
 }
 
 HWY_INLINE void AdafactorStepElements(const Adafactor::Scalars& scalars,
                                       const TensorStepArgs& args,
-                                      int64_t numel) {
+                                      size_t numel) {
   const AdafactorVectors vectors(scalars);
   const AdafactorRest rest(scalars);
-  AdafactorSquares squares = {};
-  const auto count = static_cast<size_t>(numel);
   float* const variance = args.states[Adafactor::kVariance];
-  const size_t whole = vectors.AverageElements(args.grad, args.param, variance,
-                                               0, count, &squares);
-  rest.AverageElements(args.grad, args.param, variance, whole, count, &squares);
-  const double step =
-      Adafactor::StepSize(scalars, squares.param, squares.update, numel);
-  vectors.ApplyElements(args.grad, variance, step, args.param, 0, count);
-  rest.ApplyElements(args.grad, variance, step, args.param, whole, count);
+  const double step = AdafactorStepSize(
+      scalars, args.param, numel,
+      [&](size_t begin, size_t count, float* to) HWY_ATTR {
+        const float* const grad = args.grad + begin;
+        const size_t done =
+            vectors.AverageElements(grad, variance + begin, to, 0, count);
+        rest.AverageElements(grad, variance + begin, to, done, count);
+      });
+  const size_t done =
+      vectors.ApplyElements(args.grad, variance, step, args.param, 0, numel);
+  rest.ApplyElements(args.grad, variance, step, args.param, done, numel);
 }
 
 HWY_INLINE void AdafactorStep(const Adafactor::Scalars& scalars,
                               const TensorStepArgs& args) {
-  const int64_t numel = ShapeNumel(args.shape, args.ndim);
+  const auto numel = static_cast<size_t>(ShapeNumel(args.shape, args.ndim));
   if (numel == 0) return;
   if (args.ndim < 2) {
     AdafactorStepElements(scalars, args, numel);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SumSquares: the sum of squares of a tile of floats, in double, where the
-// square of a float is exact and finite. The order of the sum is that of
-// ordered_sum.h. Lane i has the elements from 4 i and those from 128 + 4 i on,
-// four of each, as a lane of a GPU loads them:
+// square of a float is exact and finite. The squares of the tile's upper half
+// are added to those of its lower half, element by element, until one is left:
 //
-//   s(j) = x(4 i + j)^2 + x(128 + 4 i + j)^2
-//   lane i = (s(0) + s(1)) + (s(2) + s(3))
+//   s(j) = x(j)^2 + x(j + 128)^2      j < 128
+//   s(j) = s(j) + s(j + 64)           j < 64, and so on
+//
+// Vectors of any size add so without a shuffle, and so do the lanes of a GPU,
+// which load four elements each.
 //
 // Compiled once per SIMD target, like the .cc that includes it; the include
 // guard admits it once per target.
@@ -30,52 +32,42 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-inline constexpr size_t kHalfTile = kSquareTile / 2;
-static_assert(kHalfTile == 4 * kSumLanes, "a lane has four of each half");
+// A tile is summed to as many doubles as the widest vector has, in vectors of
+// this tag.
+inline constexpr size_t kTileLanes = 8;
+using TileDoubles = hn::CappedTag<double, kTileLanes>;
+using TileFloats = hn::Rebind<float, TileDoubles>;
 
-// Returns x x + y y.
-template <class D>
-HWY_INLINE hn::Vec<D> SumTwoSquares(D wide,
-                                    hn::Vec<hn::Rebind<float, D>> narrow_x,
-                                    hn::Vec<hn::Rebind<float, D>> narrow_y) {
-  const auto x = hn::PromoteTo(wide, narrow_x);
-  const auto y = hn::PromoteTo(wide, narrow_y);
-  return hn::MulAdd(y, y, hn::Mul(x, x));
+// Returns the sum of the squares of the vectors at x, x + kStride and so on, up
+// to kSquareTile.
+template <size_t kStride>
+HWY_INLINE hn::Vec<TileDoubles> SumStridedSquares(const float* x) {
+  if constexpr (kStride == kSquareTile) {
+    const auto wide = hn::PromoteTo(TileDoubles(), hn::LoadU(TileFloats(), x));
+    return hn::Mul(wide, wide);
+  } else {
+    return hn::Add(SumStridedSquares<2 * kStride>(x),
+                   SumStridedSquares<2 * kStride>(x + kStride));
+  }
 }
 
 // Returns the sum of the squares of a whole tile.
 HWY_INLINE double SumSquares(const float* tile) {
-  const hn::CappedTag<double, kSumLanes> wide;
-  const hn::Rebind<float, decltype(wide)> narrow;
-  double lanes[kSumLanes];
-  for (size_t i = 0; i < kSumLanes; i += hn::Lanes(wide)) {
-    hn::Vec<decltype(narrow)> x0, x1, x2, x3, y0, y1, y2, y3;
-    hn::LoadInterleaved4(narrow, tile + 4 * i, x0, x1, x2, x3);
-    hn::LoadInterleaved4(narrow, tile + kHalfTile + 4 * i, y0, y1, y2, y3);
-    const auto low =
-        hn::Add(SumTwoSquares(wide, x0, y0), SumTwoSquares(wide, x1, y1));
-    const auto high =
-        hn::Add(SumTwoSquares(wide, x2, y2), SumTwoSquares(wide, x3, y3));
-    hn::StoreU(hn::Add(low, high), wide, lanes + i);
+  double lanes[kTileLanes];
+  for (size_t i = 0; i < kTileLanes; i += hn::Lanes(TileDoubles())) {
+    hn::StoreU(SumStridedSquares<kTileLanes>(tile + i), TileDoubles(),
+               lanes + i);
   }
-  return SumOfLanes(lanes);
+  return SumOfLanes(lanes, kTileLanes);
 }
 
-// Returns that of a tile that has only its first `count` elements.
+// Returns that of a tile that has only its first `count` elements: the others
+// count as zeros.
 HWY_INLINE double SumSquares(const float* tile, size_t count) {
   if (count == kSquareTile) return SumSquares(tile);
-  double squares[kHalfTile];
-  std::fill_n(squares, (std::min(count, kHalfTile) + 3) / 4 * 4, 0.0);
-  for (size_t i = 0; i < count; ++i) {
-    const auto x = static_cast<double>(tile[i]);
-    squares[i % kHalfTile] += x * x;
-  }
-  double lanes[kSumLanes] = {};
-  for (size_t i = 0; i < kSumLanes && 4 * i < count; ++i) {
-    const double* const s = squares + 4 * i;
-    lanes[i] = (s[0] + s[1]) + (s[2] + s[3]);
-  }
-  return SumOfLanes(lanes);
+  float whole[kSquareTile];
+  std::fill(std::copy_n(tile, count, whole), whole + kSquareTile, 0.0f);
+  return SumSquares(whole);
 }
 
 }  // namespace HWY_NAMESPACE

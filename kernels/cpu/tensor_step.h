@@ -18,10 +18,10 @@
 // u, the update, is computed again instead of stored: a buffer as large as the
 // parameter was no faster (within 5 % at 64 KiB, 4 MiB and 128 MiB).
 //
-// Sums are in double, those of a row over 1024 columns at a time; LAMB's are in
-// the order of ordered_sum.h, with any instruction set. A parameter's
-// result depends on nothing but its values: neither on the contents of the
-// scratch nor on alignment.
+// Sums are in double, those of a row over 1024 columns at a time, and in the
+// order of ordered_sum.h and square_sum.h with any instruction set. A
+// parameter's result depends on nothing but its values: neither on the contents
+// of the scratch nor on alignment.
 //
 // Thread-safe; disjoint parameters may run at once, each with its own scratch.
 

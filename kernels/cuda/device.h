@@ -220,6 +220,43 @@ class Warp {
 #endif
   }
 
+  // Returns the sum of four doubles of each lane, of(lane, value, k) being the
+  // one at 4 lane + k: the upper half is added to the lower until one is left.
+  template <class Of>
+  SHARD_DEVICE double SumFoursInOrder(const Of& of) {
+#ifdef __CUDACC__
+    // Two lanes that have the same four numbers to add each add half of them,
+    // and give each other the rest, until a lane has one.
+    const int lane = static_cast<int>(threadIdx.x % kLanes);
+    const double four[] = {of(lane, value_, 0), of(lane, value_, 1),
+                           of(lane, value_, 2), of(lane, value_, 3)};
+    const bool upper = (lane & 16) != 0;
+    const double low = (upper ? four[2] : four[0]) +
+                       __shfl_xor_sync(~0u, upper ? four[0] : four[2], 16);
+    const double high = (upper ? four[3] : four[1]) +
+                        __shfl_xor_sync(~0u, upper ? four[1] : four[3], 16);
+    const bool odd = (lane & 8) != 0;
+    double sum = (odd ? high : low) + __shfl_xor_sync(~0u, odd ? low : high, 8);
+    SHARD_UNROLL
+    for (int half = 4; half > 0; half /= 2) {
+      sum += __shfl_xor_sync(~0u, sum, half);
+    }
+    // Now each lane has the sum of all 32 for its k.
+    sum += __shfl_xor_sync(~0u, sum, 16);
+    return sum + __shfl_xor_sync(~0u, sum, 8);
+#else
+    double all[4 * kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      for (int k = 0; k < 4; ++k)
+        all[4 * lane + k] = of(lane, values_[lane], k);
+    }
+    for (int half = 2 * kLanes; half > 0; half /= 2) {
+      for (int i = 0; i < half; ++i) all[i] += all[i + half];
+    }
+    return all[0];
+#endif
+  }
+
   // Runs take(lane, value, given) for each lane, with what the other lane of
   // its pair (2 i, 2 i + 1) has given as give(lane, value), 64 bits.
   template <class Give, class Take>

@@ -109,8 +109,7 @@ class ElementTiles {
       // The slice's first element is in the middle of a block where the
       // parameter's part on another rank ends there.
       at.tile.first = begin - slice.param_begin % kTile + tile * kTile;
-      at.row = block_.has_param_rows() ? latched_.param_rows()[slice.position]
-                                       : static_cast<uint32_t>(range_.group);
+      at.row = RowOf(slice);
       at.random = {block_.seed, block_.random_step, slice.position,
                    slice.param_begin + (at.tile.first - begin)};
     } else {
@@ -122,9 +121,22 @@ class ElementTiles {
         begin > at.tile.first ? begin - at.tile.first : int64_t{0});
     at.tile.end = static_cast<int>(
         end < at.tile.first + kTile ? end - at.tile.first : int64_t{kTile});
-    at.tile.whole = aligned_ && at.tile.begin == 0 && at.tile.end == kTile &&
-                    at.tile.first % 4 == 0;
+    at.tile.whole = IsWhole(at.tile);
     return at;
+  }
+
+  // Returns a tile of `count` elements from `first` on, which may lie anywhere
+  // in the range.
+  SHARD_DEVICE Tile TileFrom(int64_t first, int count) const {
+    Tile tile = {first, 0, count, false};
+    tile.whole = IsWhole(tile);
+    return tile;
+  }
+
+  // Returns the row that a parameter is stepped with.
+  SHARD_DEVICE uint32_t RowOf(const ElementSlice& slice) const {
+    return block_.has_param_rows() ? latched_.param_rows()[slice.position]
+                                   : static_cast<uint32_t>(range_.group);
   }
 
   // Returns the constants of a row; they are all that its FormulaScalars has.
@@ -143,9 +155,9 @@ class ElementTiles {
   // tensors before it uses any, so that the loads overlap.
   SHARD_DEVICE void LoadTile(const Tile& tile, Warp<ElementLane>* warp) const {
     warp->Each([&](int lane, ElementLane& v) {
-      v.raw_gradient = LoadRaw(range_.sources.dtype, FirstSource(), tile, lane);
+      v.raw_gradient = LoadFirstSource(tile, lane);
       LoadOthers(tile, lane, &v);
-      LoadGradient(tile, lane, &v);
+      LoadGradient(tile, lane, v.raw_gradient, v.gradient);
       WidenOthers(tile, &v);
     });
   }
@@ -155,6 +167,33 @@ class ElementTiles {
       LoadOthers(tile, lane, &v);
       WidenOthers(tile, &v);
     });
+  }
+
+  // Loads a gradient alone, in two parts, so that the first of several loads
+  // overlap.
+  SHARD_DEVICE Raw LoadFirstSource(const Tile& tile, int lane) const {
+    return LoadRaw(range_.sources.dtype, FirstSource(), tile, lane);
+  }
+  // Sums, scales and clips the gradients, as SumGradients of kernels/cpu.
+  // `first` comes from LoadFirstSource.
+  SHARD_DEVICE void LoadGradient(const Tile& tile, int lane, const Raw& first,
+                                 float* gradient) const {
+    Widen(range_.sources.dtype, first, gradient);
+    if (one_gradient_) return;
+    for (uint32_t w = 1; w < num_sources(); ++w) {
+      float other[kPerLane];
+      Widen(range_.sources.dtype,
+            LoadRaw(range_.sources.dtype, range_.sources[w], tile, lane),
+            other);
+      SHARD_UNROLL
+      for (int k = 0; k < kPerLane; ++k) gradient[k] += other[k];
+    }
+    SHARD_UNROLL
+    for (int k = 0; k < kPerLane; ++k) {
+      float g = gradient[k] * scale_;
+      g = g > clip_ ? clip_ : g;
+      gradient[k] = g < -clip_ ? -clip_ : g;
+    }
   }
 
   SHARD_DEVICE void StoreParam(const ParamTile& at,
@@ -193,6 +232,11 @@ class ElementTiles {
     return all % sizeof(Words4) == 0;
   }
 
+  SHARD_DEVICE bool IsWhole(const Tile& tile) const {
+    return aligned_ && tile.begin == 0 && tile.end == kTile &&
+           tile.first % 4 == 0;
+  }
+
   SHARD_DEVICE uint32_t num_sources() const {
     return reads_kept_ ? 1 : range_.sources.count;
   }
@@ -219,27 +263,6 @@ class ElementTiles {
     SHARD_UNROLL
     for (int s = 0; s < F::kNumStates; ++s) {
       WidenState(s, tile, v->raw_states[s], v->states[s]);
-    }
-  }
-
-  // Sums, scales and clips the gradients, as SumGradients of kernels/cpu.
-  SHARD_DEVICE void LoadGradient(const Tile& tile, int lane,
-                                 ElementLane* v) const {
-    Widen(range_.sources.dtype, v->raw_gradient, v->gradient);
-    if (one_gradient_) return;
-    for (uint32_t w = 1; w < num_sources(); ++w) {
-      float other[kPerLane];
-      Widen(range_.sources.dtype,
-            LoadRaw(range_.sources.dtype, range_.sources[w], tile, lane),
-            other);
-      SHARD_UNROLL
-      for (int k = 0; k < kPerLane; ++k) v->gradient[k] += other[k];
-    }
-    SHARD_UNROLL
-    for (int k = 0; k < kPerLane; ++k) {
-      float g = v->gradient[k] * scale_;
-      g = g > clip_ ? clip_ : g;
-      v->gradient[k] = g < -clip_ ? -clip_ : g;
     }
   }
 

@@ -8,6 +8,12 @@ namespace shard::cuda {
 
 std::span<const HostKernel> HostKernels() {
   static constexpr HostKernel kKernels[] = {
+      {"shard_adafactor_apply", sizeof(AdafactorArgs), shard_adafactor_apply},
+      {"shard_adafactor_scales", sizeof(AdafactorArgs), shard_adafactor_scales},
+      {"shard_adafactor_squares", sizeof(AdafactorArgs),
+       shard_adafactor_squares},
+      {"shard_adafactor_states", sizeof(AdafactorArgs), shard_adafactor_states},
+      {"shard_adafactor_sums", sizeof(AdafactorArgs), shard_adafactor_sums},
       {"shard_add_to_norm", sizeof(AddToNormArgs), shard_add_to_norm},
       {"shard_encode_q8", sizeof(EncodeQ8Args), shard_encode_q8},
       {"shard_fill", sizeof(FillArgs), shard_fill},

@@ -2,6 +2,7 @@
 //
 // All kernels: a driver takes one image of a fatbin, so one file has them.
 
+#include "kernels/cuda/adafactor.cu"
 #include "kernels/cuda/casts.cu"
 #include "kernels/cuda/fill.cu"
 #include "kernels/cuda/lamb.cu"

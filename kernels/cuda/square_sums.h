@@ -23,15 +23,10 @@ static_assert(kTile == kSquareTile && kLanes == kSumLanes);
 // `elements(value)` is where a lane has its eight.
 template <class T, class Elements>
 SHARD_DEVICE double SumTileSquares(const Elements& elements, Warp<T>* warp) {
-  return warp->SumInOrder([&](int, const T& v) {
-    double s[4];
-    SHARD_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      const auto x = static_cast<double>(elements(v)[j]);
-      const auto y = static_cast<double>(elements(v)[4 + j]);
-      s[j] = MulAdd(y, y, x * x);
-    }
-    return (s[0] + s[1]) + (s[2] + s[3]);
+  return warp->SumFoursInOrder([&](int, const T& v, int k) {
+    const auto x = static_cast<double>(elements(v)[k]);
+    const auto y = static_cast<double>(elements(v)[4 + k]);
+    return MulAdd(y, y, x * x);
   });
 }
 

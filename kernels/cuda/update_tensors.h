@@ -5,7 +5,8 @@
 // core/device/cpu/update_tensors.cc does for it, with the same bits but for
 // those of a NaN. Their number does not depend on the number of parameters.
 //
-// LAMB, with bytes per element of f32 tensors and one source:
+// LAMB, with bytes per element of f32 tensors and one source (Adafactor is in
+// adafactor.h):
 //   shard_lamb_moments  updates the moments; squares of p and u         24
 //   shard_sum_squares   adds the squares of groups of tiles              0
 //   shard_lamb_apply    updates the parameter; the sums are its first   16

@@ -37,6 +37,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/formula/host_math.h"
 #include "kernels/formula/hyper.h"
 #include "kernels/formula/shape.h"
 
@@ -114,23 +115,41 @@ struct Adafactor {
     return s;
   }
 
+  // The columns whose squares in a row are added as doubles; sums of so many
+  // are added as floats.
+  static constexpr int64_t kStrip = 1024;
+  // The rows whose squares in a column are added one after the other, four at a
+  // time; sums of so many are added one after the other.
+  static constexpr int64_t kRowBlock = 64;
+  // The values of row_var that are one value of its sum.
+  static constexpr int64_t kRowGroup = 256;
+
   // Returns 1 / max(mean(row_var), eps1) of one matrix's row_var; NaN for a
   // mean that is not finite, which makes all scales of the matrix NaN.
-  static double InverseRowMean(const Scalars& s, double sum, int64_t rows) {
-    if (!std::isfinite(sum)) return std::numeric_limits<double>::quiet_NaN();
+  static constexpr double InverseRowMean(const Scalars& s, double sum,
+                                         int64_t rows) {
+    // Of what is not finite, the difference is NaN.
+    if (sum - sum != 0) return std::numeric_limits<double>::quiet_NaN();
     return 1.0 / std::max(sum / static_cast<double>(rows), s.least_mean);
   }
 
   // Returns the factor of u in the sum with p, from the sums of squares of p
   // and u, where u has no sign from `maximize`. A sum that is NaN counts as a
-  // small one, as with Python's max(1.0, nan). REQUIRES: numel > 0.
-  static double StepSize(const Scalars& s, double param_squares,
-                         double update_squares, int64_t numel) {
+  // small one, as with Python's max(1.0, nan). `math` has Sqrt(x), of doubles:
+  // this is for the host and for kernels of a GPU. REQUIRES: numel > 0.
+  template <class Math>
+  static constexpr double StepSizeWith(const Math& math, const Scalars& s,
+                                       double param_squares,
+                                       double update_squares, int64_t numel) {
     const auto count = static_cast<double>(numel);
     const double alpha =
-        s.rho * std::max(s.eps2, std::sqrt(param_squares / count));
-    const double clip = std::max(1.0, std::sqrt(update_squares / count) / s.d);
+        s.rho * std::max(s.eps2, math.Sqrt(param_squares / count));
+    const double clip = std::max(1.0, math.Sqrt(update_squares / count) / s.d);
     return -s.gradient_sign * alpha / clip;
+  }
+  static double StepSize(const Scalars& s, double param_squares,
+                         double update_squares, int64_t numel) {
+    return StepSizeWith(HostMath(), s, param_squares, update_squares, numel);
   }
 };
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "kernels/cuda/adafactor.h"
 #include "kernels/cuda/casts.h"
 #include "kernels/cuda/fill.h"
 #include "kernels/cuda/norm.h"
@@ -87,6 +88,29 @@ inline void AddAccesses(const cuda::UpdateTensorsArgs& args, Accesses* to) {
   to->Write(squares.groups, squares.num_groups * sizeof(*squares.groups));
 }
 
+inline void AddAccesses(const cuda::AdafactorArgs& args, Accesses* to) {
+  AddAccesses(args.tensors, to);
+  const cuda::MatrixTable& table = args.matrices;
+  const uint32_t num_slices = args.tensors.range.num_slices;
+  to->Read(table.slices, num_slices * sizeof(*table.slices));
+  for (uint32_t i = 0; i < num_slices; ++i) {
+    const cuda::MatrixSlice& slice = table.slices[i];
+    const uint64_t rows = slice.batches * slice.rows;
+    const uint64_t cols = slice.batches * slice.cols;
+    const uint64_t elements =
+        slice.rows == 0 ? args.tensors.range.slices[i].count : 0;
+    const uint64_t of_states[] = {rows, cols, elements};
+    for (size_t s = 0; s < Adafactor::kNumStates; ++s) {
+      if (of_states[s] == 0) continue;
+      to->Write(table.states[s] + slice.state_begins[s],
+                of_states[s] * sizeof(float));
+    }
+    to->Write(table.sums + slice.first_sum,
+              slice.batches * slice.sums() * sizeof(double));
+    to->Write(table.scales + slice.first_scale, (rows + cols) * sizeof(float));
+  }
+}
+
 inline void AddAccesses(const cuda::AddToNormArgs& args, Accesses* to) {
   to->Read(args.block, sizeof(*args.block));
   const size_t kept = args.count * DTypeSize(args.sources.dtype);
@@ -147,6 +171,11 @@ std::vector<fake_cuda::Access> AccessesOf(const void* args) {
 // Describes all kernels. Reset forgets it.
 inline void DescribeKernels() {
   using fake_cuda::DescribeKernel;
+  DescribeKernel("shard_adafactor_apply", AccessesOf<cuda::AdafactorArgs>);
+  DescribeKernel("shard_adafactor_scales", AccessesOf<cuda::AdafactorArgs>);
+  DescribeKernel("shard_adafactor_squares", AccessesOf<cuda::AdafactorArgs>);
+  DescribeKernel("shard_adafactor_states", AccessesOf<cuda::AdafactorArgs>);
+  DescribeKernel("shard_adafactor_sums", AccessesOf<cuda::AdafactorArgs>);
   DescribeKernel("shard_add_to_norm", AccessesOf<cuda::AddToNormArgs>);
   DescribeKernel("shard_encode_q8", AccessesOf<cuda::EncodeQ8Args>);
   DescribeKernel("shard_fill", AccessesOf<cuda::FillArgs>);

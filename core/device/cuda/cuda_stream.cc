@@ -190,18 +190,34 @@ void CudaStream::Update(const UpdateList& list, size_t range,
   const UpdateRange& given = list.ranges[range];
   const ElementRange read = table.RangeOf(range, gradients);
   if (given.is_tensor) {
-    return UpdateTensors(given.formula, {read, table.SquaresOf(range), block});
+    const UpdateTensorsArgs tensors = {read, table.SquaresOf(range), block};
+    return given.formula == Formula::kLamb
+               ? UpdateWithLamb(tensors)
+               : UpdateWithAdafactor({tensors, table.MatricesOf(range)});
   }
   const UpdateElementsArgs args = {read, block};
   Launch("Update", kernels_->update(given.formula, read.needs_random), args,
          std::max<uint64_t>(read.num_tiles, (read.count + kTile - 1) / kTile));
 }
 
-void CudaStream::UpdateTensors(Formula, const UpdateTensorsArgs& args) {
+void CudaStream::UpdateWithLamb(const UpdateTensorsArgs& args) {
   const ElementRange& range = args.range;
   Launch("Update", kernels_->lamb_moments(), args, range.num_tiles);
   Launch("Update", kernels_->sum_squares(), args, args.squares.num_groups);
   Launch("Update", kernels_->lamb_apply(range.needs_random), args,
+         range.num_tiles);
+}
+
+void CudaStream::UpdateWithAdafactor(const AdafactorArgs& args) {
+  const ElementRange& range = args.tensors.range;
+  const MatrixTable& matrices = args.matrices;
+  Launch("Update", kernels_->adafactor_sums(), args, matrices.num_blocks);
+  Launch("Update", kernels_->adafactor_states(), args, matrices.num_groups);
+  Launch("Update", kernels_->adafactor_scales(), args, matrices.num_groups);
+  Launch("Update", kernels_->adafactor_squares(), args, range.num_tiles);
+  Launch("Update", kernels_->sum_squares(), args.tensors,
+         args.tensors.squares.num_groups);
+  Launch("Update", kernels_->adafactor_apply(range.needs_random), args,
          range.num_tiles);
 }
 

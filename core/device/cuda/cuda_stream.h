@@ -30,8 +30,8 @@
 #include "core/device/cuda/memory.h"
 #include "core/device/cuda/stream_core.h"
 #include "core/device/stream.h"
+#include "kernels/cuda/adafactor.h"
 #include "kernels/cuda/update_tensors.h"
-#include "kernels/formula/registry.h"
 
 namespace shard::cuda {
 
@@ -88,8 +88,9 @@ class CudaStream final : public Stream {
   // Returns whether the launch's argument has room for the gradients' pointers,
   // and fails the stream where it has not.
   bool CheckInline(std::string_view what, const GradientSources& sources);
-  // Launches the kernels that update a range with a tensor formula.
-  void UpdateTensors(Formula formula, const UpdateTensorsArgs& args);
+  // Launch the kernels that update a range with a tensor formula.
+  void UpdateWithLamb(const UpdateTensorsArgs& args);
+  void UpdateWithAdafactor(const AdafactorArgs& args);
   // Launches a kernel.
   template <typename Args>
   void Launch(std::string_view what, const Kernel& kernel, const Args& args,

@@ -47,7 +47,9 @@ ElementRange ElementRangeOf(const UpdateList& list, const UpdateRange& range,
   given.state_dtype = range.state_dtype;
   given.param = range.param;
   given.master = range.master;
-  for (size_t s = 0; s < range.num_states; ++s) {
+  // Those of Adafactor are in the matrices of its slices.
+  const bool by_element = range.formula != Formula::kAdafactor;
+  for (size_t s = 0; s < range.num_states && by_element; ++s) {
     given.states[s] = range.states[s];
     given.scales[s] = range.scales[s];
   }

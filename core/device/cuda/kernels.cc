@@ -71,11 +71,18 @@ Status Kernels::LoadModule() {
     }
     SHARD_ASSIGN_OR_RETURN(lamb_apply_[i],
                            Find("shard_lamb_apply", shared_bytes));
+    SHARD_ASSIGN_OR_RETURN(adafactor_apply_[i],
+                           Find("shard_adafactor_apply", shared_bytes));
     SHARD_ASSIGN_OR_RETURN(narrow_[i], Find("shard_narrow", shared_bytes));
     SHARD_ASSIGN_OR_RETURN(encode_q8_[i],
                            Find("shard_encode_q8", shared_bytes));
   }
   SHARD_ASSIGN_OR_RETURN(lamb_moments_, Find("shard_lamb_moments", 0));
+  SHARD_ASSIGN_OR_RETURN(adafactor_sums_, Find("shard_adafactor_sums", 0));
+  SHARD_ASSIGN_OR_RETURN(adafactor_states_, Find("shard_adafactor_states", 0));
+  SHARD_ASSIGN_OR_RETURN(adafactor_scales_, Find("shard_adafactor_scales", 0));
+  SHARD_ASSIGN_OR_RETURN(adafactor_squares_,
+                         Find("shard_adafactor_squares", 0));
   SHARD_ASSIGN_OR_RETURN(sum_squares_, Find("shard_sum_squares", 0));
   SHARD_ASSIGN_OR_RETURN(sum_gradients_, Find("shard_sum_gradients", 0));
   SHARD_ASSIGN_OR_RETURN(widen_, Find("shard_widen", 0));

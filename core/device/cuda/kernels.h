@@ -50,6 +50,14 @@ class Kernels {
   const Kernel& lamb_apply(bool random) const {
     return lamb_apply_[random ? 1 : 0];
   }
+  // Those of kernels/cuda/adafactor.h, in the order of their launches.
+  const Kernel& adafactor_sums() const { return adafactor_sums_; }
+  const Kernel& adafactor_states() const { return adafactor_states_; }
+  const Kernel& adafactor_scales() const { return adafactor_scales_; }
+  const Kernel& adafactor_squares() const { return adafactor_squares_; }
+  const Kernel& adafactor_apply(bool random) const {
+    return adafactor_apply_[random ? 1 : 0];
+  }
   const Kernel& sum_squares() const { return sum_squares_; }
   const Kernel& fill() const { return fill_; }
   const Kernel& sum_gradients() const { return sum_gradients_; }
@@ -72,6 +80,11 @@ class Kernels {
   std::array<std::array<Kernel, 2>, kNumElementFormulas> updates_ = {};
   Kernel lamb_moments_;
   std::array<Kernel, 2> lamb_apply_;
+  Kernel adafactor_sums_;
+  Kernel adafactor_states_;
+  Kernel adafactor_scales_;
+  Kernel adafactor_squares_;
+  std::array<Kernel, 2> adafactor_apply_;
   Kernel sum_squares_;
   Kernel fill_;
   Kernel sum_gradients_;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/device/cuda/element_range.h"
+#include "core/device/cuda/matrix_slices.h"
 #include "core/device/cuda/tile_groups.h"
 #include "kernels/cuda/tile.h"
 
@@ -16,10 +17,10 @@ namespace shard::cuda {
 namespace {
 
 Status CheckRange(const UpdateRange& range) {
-  if (range.formula == Formula::kAdafactor || range.formula == Formula::kMuon) {
+  if (range.formula == Formula::kMuon) {
     return Unimplemented(
-        "the optimizers adafactor and muon have no CUDA kernels yet; use "
-        "another one, or the device \"cpu\"");
+        "the optimizer muon has no CUDA kernels yet; use another one, or the "
+        "device \"cpu\"");
   }
   if (range.count / kTile + range.num_slices >=
       std::numeric_limits<uint32_t>::max()) {
@@ -46,6 +47,7 @@ StatusOr<std::shared_ptr<const UpdateTable>> UpdateTable::Make(
     if (range.is_tensor) of_tensors.back() = made.back();
   }
   SHARD_RETURN_IF_ERROR(table->AddSquares(memory, of_tensors));
+  SHARD_RETURN_IF_ERROR(table->AddMatrices(memory, list));
   SHARD_ASSIGN_OR_RETURN(table->slices_,
                          memory.Upload(all.data(), all.size() * sizeof(all[0]),
                                        "the table of updates"));
@@ -99,6 +101,41 @@ Status UpdateTable::AddSquares(
   for (const TileGroups& one : groups) {
     squares_.push_back(SquareTableOf(one, first, sums));
     first += one.first.size();
+  }
+  return Status();
+}
+
+Status UpdateTable::AddMatrices(const Memory& memory, const UpdateList& list) {
+  std::vector<MatrixSlices> made;
+  std::vector<MatrixSlice> all;
+  uint64_t most_sums = 0;
+  uint64_t most_scales = 0;
+  for (const UpdateRange& range : list.ranges) {
+    made.emplace_back();
+    if (range.formula != Formula::kAdafactor) continue;
+    SHARD_ASSIGN_OR_RETURN(made.back(), MatrixSlicesOf(list, range));
+    const MatrixSlices& last = made.back();
+    all.insert(all.end(), last.slices.begin(), last.slices.end());
+    most_sums = std::max(most_sums, last.num_sums);
+    most_scales = std::max(most_scales, last.num_scales);
+  }
+  SHARD_ASSIGN_OR_RETURN(matrix_slices_,
+                         memory.Upload(all.data(), all.size() * sizeof(all[0]),
+                                       "the table of matrices"));
+  SHARD_ASSIGN_OR_RETURN(
+      matrix_sums_,
+      memory.Allocate(most_sums * sizeof(double), "sums of rows and columns"));
+  SHARD_ASSIGN_OR_RETURN(matrix_scales_,
+                         memory.Allocate(most_scales * sizeof(float),
+                                         "scales of rows and columns"));
+  const auto* slices =
+      reinterpret_cast<const MatrixSlice*>(matrix_slices_.data());
+  for (size_t r = 0; r < list.ranges.size(); ++r) {
+    matrices_.push_back(
+        MatrixTableOf(list.ranges[r], made[r], slices,
+                      reinterpret_cast<double*>(matrix_sums_.data()),
+                      reinterpret_cast<float*>(matrix_scales_.data())));
+    slices += made[r].slices.size();
   }
   return Status();
 }

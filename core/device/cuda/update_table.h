@@ -16,6 +16,7 @@
 #include "core/base/status.h"
 #include "core/device/cuda/memory.h"
 #include "core/device/update_list.h"
+#include "kernels/cuda/adafactor.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/update_elements.h"
 #include "kernels/cuda/update_tensors.h"
@@ -24,7 +25,8 @@ namespace shard::cuda {
 
 class UpdateTable {
  public:
-  // Errors: kUnimplemented for a formula that has no kernel; and those of
+  // Errors: kUnimplemented for a formula that has no kernel; kInvalidArgument
+  // for a range with more tiles than a kernel counts; and those of
   // Memory::Allocate.
   static StatusOr<std::shared_ptr<const UpdateTable>> Make(
       const Memory& memory, const UpdateList& list);
@@ -43,18 +45,26 @@ class UpdateTable {
   // Returns where the kernels of a range sum squares. Ranges use the same
   // memory, as they do the list's workspace. REQUIRES: a tensor formula.
   const SquareTable& SquaresOf(size_t range) const { return squares_[range]; }
+  // Returns the range's matrices. Ranges use the same scratch memory. REQUIRES:
+  // Adafactor.
+  const MatrixTable& MatricesOf(size_t range) const { return matrices_[range]; }
 
  private:
   Status AddSquares(const Memory& memory,
                     const std::vector<std::vector<ElementSlice>>& slices);
+  Status AddMatrices(const Memory& memory, const UpdateList& list);
 
   DeviceMemory slices_;
   DeviceMemory sources_;
   DeviceMemory first_groups_;
   DeviceMemory square_sums_;
+  DeviceMemory matrix_slices_;
+  DeviceMemory matrix_sums_;
+  DeviceMemory matrix_scales_;
   std::vector<AddToNormArgs> norms_;
   std::vector<ElementRange> ranges_;
   std::vector<SquareTable> squares_;
+  std::vector<MatrixTable> matrices_;
 };
 
 }  // namespace shard::cuda

@@ -229,8 +229,9 @@ TEST_P(StepKernelsTest, UpdatesTensors) {
     ASSERT_FALSE(expected == Parts());
     for (const auto& stream : streams_) {
       Parts actual;
-      const UpdateList list =
+      UpdateList list =
           TensorList(formula, grad.data(), kCount, workspace.data(), &actual);
+      ASSERT_OK(device_->Prepare(&list));
       stream->Update(list, 0, &latched.block, nullptr);
       ASSERT_OK(stream->Synchronize(Deadline::After(60)));
       EXPECT_TRUE(actual == expected);

@@ -105,6 +105,7 @@ TEST(GroupsTest, HyperparametersAreReadAndSetByKey) {
     EXPECT_EQ(ValueOf(engine, 1), -2);
 
     ASSERT_OK(engine->SetHyper(kAllGroups, "lr", 1));
+    for (const ParamId param : {0, 1}) *GradOf(engine, param) = 1;
     ASSERT_OK(StepAll(engine));
     EXPECT_EQ(*engine->hypers().Get(0, "lr"), 1);
     EXPECT_EQ(*engine->hypers().Get(1, "lr"), 1);

@@ -14,6 +14,7 @@
 
 #include "core/optim/optimizer.h"
 #include "tests/core/base/sanitizers.h"
+#include "tests/core/device/test_device.h"
 #include "tests/core/engine/states.h"
 #include "tests/core/engine/training.h"
 #include "tests/kernels/formula/tensor_reference.h"
@@ -86,6 +87,11 @@ void ExpectMatchesReference(const std::string& optimizer,
                             double tolerance) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const int world_size : {1, 2, 3}) {
+      // Ranks on GPUs round their sums of 16 bits.
+      if (testing::TestsAreOn("fake_cuda") && dtype == DType::kBF16 &&
+          world_size > 1) {
+        continue;
+      }
       for (const double max_grad_norm : {0.0, 0.5}) {
         // Under a sanitizer, several ranks clip in one of the dtypes.
         if (kSanitized && (world_size == 1 ||

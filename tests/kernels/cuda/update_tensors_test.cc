@@ -2,7 +2,7 @@
 //
 // The update of whole parameters on a GPU has the bits of the update on the
 // CPU: the kernels, compiled for the host, beside a stream of device "cpu", for
-// LAMB with every combination of dtypes.
+// every combination of dtypes.
 
 #include "kernels/cuda/update_tensors.h"
 
@@ -19,8 +19,10 @@
 #include "core/base/dtype.h"
 #include "core/base/strings.h"
 #include "core/device/cuda/element_range.h"
+#include "core/device/cuda/matrix_slices.h"
 #include "core/device/cuda/tile_groups.h"
 #include "kernels/formula/all.h"
+#include "tests/core/base/expect_status.h"
 #include "tests/core/device/kernel_inputs.h"
 #include "tests/kernels/cuda/run_kernel.h"
 #include "tests/kernels/cuda/test_range.h"
@@ -97,12 +99,25 @@ void UpdateAsGpu(const FormulaCase& formula, const StepBlock& block,
   if (gradients != nullptr) {
     cuda::ReadGradients(*gradients, gradients->data, &args.range);
   }
-  std::vector<std::string> kernels = {"shard_lamb_moments", "shard_sum_squares",
-                                      "shard_lamb_apply"};
-  ASSERT_EQ(formula.formula, Formula::kLamb);
-  for (size_t i = 0; i < kernels.size(); ++i) {
-    testing::RunKernel(kernels[i], args, kGrids[(i + 1) % 4]);
+  if (formula.formula == Formula::kLamb) {
+    testing::RunKernel("shard_lamb_moments", args, kGrids[0]);
+    testing::RunKernel("shard_sum_squares", args, kGrids[1]);
+    testing::RunKernel("shard_lamb_apply", args, kGrids[2]);
+    return;
   }
+  const auto made = cuda::MatrixSlicesOf(list, list.ranges[0]);
+  ASSERT_OK(made);
+  std::vector<double> matrix_sums(made->num_sums, kNan);
+  std::vector<float> scales(made->num_scales, kNan);
+  const cuda::AdafactorArgs matrices = {
+      args, cuda::MatrixTableOf(list.ranges[0], *made, made->slices.data(),
+                                matrix_sums.data(), scales.data())};
+  testing::RunKernel("shard_adafactor_sums", matrices, kGrids[0]);
+  testing::RunKernel("shard_adafactor_states", matrices, kGrids[1]);
+  testing::RunKernel("shard_adafactor_scales", matrices, kGrids[2]);
+  testing::RunKernel("shard_adafactor_squares", matrices, kGrids[3]);
+  testing::RunKernel("shard_sum_squares", args, kGrids[1]);
+  testing::RunKernel("shard_adafactor_apply", matrices, kGrids[2]);
 }
 
 class UpdateTensorsTest : public ::testing::TestWithParam<FormulaCase> {
@@ -232,10 +247,11 @@ TEST_P(UpdateTensorsTest, ASkippedStepWritesNothing) {
   actual.ExpectEqual(before);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formulas, UpdateTensorsTest,
-                         ::testing::Values(CaseOf<Lamb>(Formula::kLamb,
-                                                        "Lamb")),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Formulas, UpdateTensorsTest,
+    ::testing::Values(CaseOf<Lamb>(Formula::kLamb, "Lamb"),
+                      CaseOf<Adafactor>(Formula::kAdafactor, "Adafactor")),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace shard::update_tensors_test
