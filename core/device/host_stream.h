@@ -35,6 +35,7 @@ class HostStream {
   // error of the present stream becomes one of `stream`.
   Status Replace(std::shared_ptr<Stream> stream, const Deadline& deadline) {
     SHARD_RETURN_IF_ERROR(stream_->status());
+    SHARD_RETURN_IF_ERROR(stream->CheckNotCaptured());
     stream->Wait(stream_->Record(), deadline);
     SHARD_RETURN_IF_ERROR(stream->status());
     stream_ = std::move(stream);
@@ -52,6 +53,8 @@ class HostStream {
   Status Synchronize(const Deadline& deadline) {
     return stream_->Synchronize(deadline);
   }
+  void Settle(const Deadline& deadline) noexcept { stream_->Settle(deadline); }
+  Status CheckNotCaptured() const { return stream_->CheckNotCaptured(); }
   Status status() const { return stream_->status(); }
 
  private:

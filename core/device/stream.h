@@ -136,6 +136,21 @@ class Stream {
   // doing.
   virtual Status Synchronize(const Deadline& deadline) = 0;
 
+  // Blocks until nothing that the stream was given can run any more, even
+  // where the stream has failed: for those who free what its work uses. Where
+  // that is not known by the deadline, the device frees no memory from then on.
+  virtual void Settle(const Deadline& deadline) noexcept {
+    // Only the text of an error allocates.
+    try {
+      (void)Synchronize(deadline).ok();
+    } catch (...) {  // NOLINT: nothing depends on the text
+    }
+  }
+
+  // Returns kFailedPrecondition while the host captures the stream's work as a
+  // graph: then it can be given nothing. Not so on most devices.
+  virtual Status CheckNotCaptured() const { return Status(); }
+
   // Returns the stream's error, if it has failed by now. Does not block: work
   // that has not run yet may still fail.
   virtual Status status() const = 0;

@@ -22,12 +22,9 @@ class StreamGuard {
   StreamGuard& operator=(const StreamGuard&) = delete;
 
   ~StreamGuard() {
-    // The stream's work ends by itself. Only the text of an error allocates.
+    // The stream's work ends by itself.
     constexpr double kForever = std::numeric_limits<double>::infinity();
-    try {
-      (void)stream_->Synchronize(Deadline::After(kForever)).ok();
-    } catch (...) {  // NOLINT: a destructor lets nothing out
-    }
+    stream_->Settle(Deadline::After(kForever));
   }
 
  private:

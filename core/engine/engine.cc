@@ -145,6 +145,8 @@ void Engine::SetRuntime(std::unique_ptr<EngineRuntime> runtime) {
 }
 
 Status Engine::CheckTraining(std::string_view what) const {
+  // Before anything is enqueued, so that the call can be made again.
+  SHARD_RETURN_IF_ERROR(host_.CheckNotCaptured().WithContext(what));
   if (full_params_.summoned()) {
     return FailedPrecondition(
         what,
@@ -232,7 +234,10 @@ Status Engine::Refreshed(const Status& done, double timeout) const {
   return refreshed.ok() ? refreshed : runtime_->units().Fail(refreshed);
 }
 
-Status Engine::ZeroGrad() { return steps_.ZeroGrad(DeadlineOf(0)); }
+Status Engine::ZeroGrad() {
+  SHARD_RETURN_IF_ERROR(host_.CheckNotCaptured().WithContext("zero_grad"));
+  return steps_.ZeroGrad(DeadlineOf(0));
+}
 
 // ---- Units -----------------------------------------------------------------
 

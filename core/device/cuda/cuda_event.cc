@@ -12,18 +12,6 @@ namespace {
 
 constexpr std::string_view kRecord = "record an event";
 
-// An event in a capture would draw the streams that wait for it into the host's
-// graph.
-Status CheckNotCaptured(const StreamCore& core) {
-  CuCaptureStatus status = CuCaptureStatus::kNone;
-  SHARD_CUDA_CALL(core.context()->driver(), StreamIsCapturing, core.native(),
-                  &status);
-  if (status == CuCaptureStatus::kNone) return Status();
-  return FailedPrecondition(
-      "the host captures the work of its stream as a CUDA graph; call libshard "
-      "before the capture begins, or after it has ended");
-}
-
 }  // namespace
 
 CudaEvent::CudaEvent(std::shared_ptr<StreamCore> core)
@@ -39,8 +27,7 @@ StatusOr<Event> CudaEvent::Record(const std::shared_ptr<StreamCore>& core,
                                   WorkQueue::Turn turn) {
   const auto made = std::make_shared<CudaEvent>(core);
   const Status recorded = core->context()->Run([&]() -> Status {
-    if (core->queue() == nullptr)
-      SHARD_RETURN_IF_ERROR(CheckNotCaptured(*core));
+    SHARD_RETURN_IF_ERROR(core->CheckNotCaptured());
     SHARD_ASSIGN_OR_RETURN(made->event_, core->context()->TakeEvent());
     return turn == WorkQueue::Turn::kNow ? made->RecordNow() : Status();
   });
@@ -107,7 +94,9 @@ Status CudaEvent::Synchronize(const Deadline& deadline) const {
 
 Status CudaEvent::MakeWait(const StreamCore& stream) const {
   SHARD_RETURN_IF_ERROR(given_.Synchronize(Deadline::After(0)));
-  const Status status = stream.context()->Run([&] {
+  const Status status = stream.context()->Run([&]() -> Status {
+    // The driver would end the host's capture with an error.
+    SHARD_RETURN_IF_ERROR(stream.CheckNotCaptured());
     SHARD_CUDA_CALL(stream.context()->driver(), StreamWaitEvent,
                     stream.native(), event_, 0);
     return Status();

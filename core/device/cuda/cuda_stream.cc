@@ -289,6 +289,19 @@ Status CudaStream::Synchronize(const Deadline& deadline) {
   return Record().Synchronize(deadline);
 }
 
+void CudaStream::Settle(const Deadline& deadline) noexcept {
+  // The queue may still give the driver work when the stream has failed.
+  Stream::Settle(deadline);
+  core_->Settle(deadline);
+}
+
+Status CudaStream::CheckNotCaptured() const {
+  if (core_->queue() != nullptr) return Status();
+  const Status checked =
+      core_->context()->Run([&] { return core_->CheckNotCaptured(); });
+  return checked.ok() ? checked : core_->InContext("check a capture", checked);
+}
+
 Status CudaStream::status() const { return core_->status(); }
 
 }  // namespace shard::cuda

@@ -72,6 +72,8 @@ class CudaStream final : public Stream {
   Event Record() override;
   void Wait(const Event& event, const Deadline& deadline) override;
   Status Synchronize(const Deadline& deadline) override;
+  void Settle(const Deadline& deadline) noexcept override;
+  Status CheckNotCaptured() const override;
   Status status() const override;
 
  private:

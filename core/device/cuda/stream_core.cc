@@ -60,20 +60,25 @@ void StreamCore::End() noexcept {
   if (queue == nullptr) return;
   queue.reset();
   if (native_ == nullptr) return;
-  // One failed call does not say that the work goes on, but an abandoned
-  // context stays so: the second try decides.
-  const Deadline deadline = Deadline::After(kEndTimeout);
-  if (!TryDestroy(deadline) && !TryDestroy(deadline)) context_->Abandon();
+  if (!Settle(Deadline::After(kEndTimeout))) return;
+  const Context::Current current(*context_);
+  context_->api().StreamDestroy(native_);
 }
 
-bool StreamCore::TryDestroy(const Deadline& deadline) noexcept {
-  const Context::Current current(*context_);
-  if (!HasEnded(deadline)) return false;
-  context_->api().StreamDestroy(native_);
-  return true;
+bool StreamCore::Settle(const Deadline& deadline) noexcept {
+  // In a child of fork nothing runs.
+  if (IsForked()) return true;
+  // Nothing is freed in any case.
+  if (context_->is_abandoned()) return false;
+  // One failed call does not say that the work goes on, but an abandoned
+  // context stays so: the second try decides.
+  if (HasEnded(deadline) || HasEnded(deadline)) return true;
+  context_->Abandon();
+  return false;
 }
 
 bool StreamCore::HasEnded(const Deadline& deadline) noexcept {
+  const Context::Current current(*context_);
   try {
     const StatusOr<bool> done = AwaitAll(deadline, nullptr);
     return done.ok() ? *done : context_->IsLost();
@@ -116,8 +121,20 @@ WorkQueue::Turn StreamCore::turn() const {
   return error_.ok() ? WorkQueue::Turn::kNow : WorkQueue::Turn::kNever;
 }
 
+Status StreamCore::CheckNotCaptured() const {
+  // Nobody captures a stream of libshard's.
+  if (queue_ != nullptr) return Status();
+  CuCaptureStatus status = CuCaptureStatus::kNone;
+  SHARD_CUDA_CALL(context_->driver(), StreamIsCapturing, native_, &status);
+  if (status == CuCaptureStatus::kNone) return Status();
+  return FailedPrecondition(
+      "the host captures the work of its stream as a CUDA graph; call libshard "
+      "before the capture begins, or after it has ended");
+}
+
 StatusOr<bool> StreamCore::AwaitAll(const Deadline& deadline,
                                     const std::function<bool()>& stop) {
+  SHARD_RETURN_IF_ERROR(CheckNotCaptured());
   SHARD_ASSIGN_OR_RETURN(const CuEvent event, context_->TakeEvent());
   const auto await = [&]() -> StatusOr<bool> {
     SHARD_CUDA_CALL(context_->driver(), EventRecord, event, native_);

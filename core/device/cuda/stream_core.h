@@ -34,10 +34,13 @@ class StreamCore {
   StreamCore(const StreamCore&) = delete;
   StreamCore& operator=(const StreamCore&) = delete;
 
-  // Ends the stream: drops what has not begun, and waits for what has. Where
-  // that does not end, the context is abandoned. Only events use the core after
-  // it.
+  // Ends the stream: drops what has not begun, and waits for what has, as
+  // Settle. Only events use the core after it.
   void End() noexcept;
+  // Waits until the device has done, or dropped, all that the driver was given,
+  // even where the stream has failed. Where that is not known by the deadline,
+  // the context is abandoned, and the result is false.
+  bool Settle(const Deadline& deadline) noexcept;
 
   Context* context() const { return context_.get(); }
   std::string_view name() const { return name_; }
@@ -66,8 +69,12 @@ class StreamCore {
   void set_last(std::string_view what) { last_ = what; }
   std::string_view last() const { return last_; }
 
+  // Returns kFailedPrecondition while the host captures the stream: an event in
+  // a capture would draw the streams that wait for it into the host's graph.
+  // REQUIRES, here and below: the context is current.
+  Status CheckNotCaptured() const;
   // Waits until the device has done all that the driver was given, as
-  // Context::Await. REQUIRES: the context is current.
+  // Context::Await.
   StatusOr<bool> AwaitAll(const Deadline& deadline,
                           const std::function<bool()>& stop);
 
@@ -76,11 +83,7 @@ class StreamCore {
  private:
   StreamCore(std::shared_ptr<Context> context, std::string_view name);
 
-  // Destroys the driver's stream once its work has ended. Returns false where
-  // that is not known by the deadline.
-  bool TryDestroy(const Deadline& deadline) noexcept;
-  // Returns whether the device has done, or dropped, all that it was given.
-  // REQUIRES: the context is current, unless it could not be made so.
+  // Tries once what Settle does.
   bool HasEnded(const Deadline& deadline) noexcept;
 
   const std::shared_ptr<Context> context_;

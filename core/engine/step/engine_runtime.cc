@@ -52,7 +52,7 @@ void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {
   wait([&] { return queue_->Drain(deadline); });
   wait([&] { return moving_->Synchronize(deadline); });
   wait([&] { return compute_->Synchronize(deadline); });
-  wait([&] { return host_->Synchronize(deadline); });
+  host_->Settle(deadline);
 }
 
 Status EngineRuntime::Connect(Communicator* comm, Device* device,

@@ -172,8 +172,8 @@ Status Units::Follow(Proposal proposal, const Status& local,
                      const Deadline& deadline, int32_t* leader, bool* joined) {
   *joined = false;
   SHARD_RETURN_IF_ERROR(meetings_.Drain(deadline));
-  // The other ranks may use this one's memory next.
-  if (deps_.comm->direct()) {
+  // The other ranks may use this one's memory next, unless it has an error.
+  if (deps_.comm->direct() && local.ok()) {
     const Status idle = meetings_.AwaitStreams(deadline);
     if (!idle.ok()) return Fail(idle);
   }
@@ -203,8 +203,12 @@ Status Units::EnterChange(Activity activity, const Status& local,
                           const Arguments& arguments,
                           const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(meetings_.Drain(deadline));
-  const Status idle = meetings_.AwaitStreams(deadline);
-  if (!idle.ok()) return Fail(idle);
+  // No rank changes anything where one has an error; and that may be that the
+  // host's stream cannot be waited for.
+  if (local.ok()) {
+    const Status idle = meetings_.AwaitStreams(deadline);
+    if (!idle.ok()) return Fail(idle);
+  }
   Proposal proposal;
   proposal.activity = activity;
   SHARD_RETURN_IF_ERROR(
