@@ -60,6 +60,7 @@ class MemoryStore : public TensorStore {
   // Sets how the bytes of parts are read. They are read where they lie
   // otherwise.
   void FetchPartsWith(FetchPart fetch) { fetch_ = std::move(fetch); }
+  bool fetches_parts() const { return fetch_ != nullptr; }
 
   // Adds a whole tensor. Errors, with the value: a key that is empty, not UTF-8
   // or there already, an unknown type or role, more than kMaxDims dimensions, a

@@ -409,6 +409,49 @@ TEST_F(HostsStreamTest, ACaptureOfOneRankRefusesTheStepOfAll) {
   });
 }
 
+// ---- Memory of the wrong place ----------------------------------------------
+
+class WrongPlaceTest : public FakeCudaTest {};
+
+// What the host would read, and crash.
+TEST_F(WrongPlaceTest, MemoryOfTheGpuIsNotTheHosts) {
+  const auto made = MakeEngine(MakePlan({}), OpenLocal());
+  ASSERT_OK(made);
+  Engine* const engine = made->get();
+  const auto param = engine->Param(0);
+  ASSERT_OK(param);
+  const auto bytes = static_cast<size_t>(param->numel) * sizeof(float);
+  ExpectError(engine->SetParam(0, param->data, bytes),
+              StatusCode::kInvalidArgument,
+              {"set_param", "memory of the host"});
+  MemoryStore store;
+  ASSERT_OK(store.Add({.key = "block0.weight0", .shape = {param->numel}},
+                      param->data, bytes));
+  LoadReport report;
+  ExpectError(engine->LoadState(&store, LoadOptions(), &report),
+              StatusCode::kInvalidArgument,
+              {"block0.weight0", "memory of the host"});
+  ASSERT_OK(Fill(engine));
+  ExpectError(
+      engine->SetState(0, "exp_avg", static_cast<const float*>(param->data),
+                       static_cast<size_t>(param->numel)),
+      StatusCode::kInvalidArgument, {"set_state", "memory of the host"});
+  EXPECT_OK(TrainOneStep(engine, 1));
+}
+
+TEST_F(WrongPlaceTest, MemoryOfTheHostIsNotTheGpus) {
+  const auto made = MakeEngine(MakePlan({}), OpenLocal());
+  ASSERT_OK(made);
+  Engine* const engine = made->get();
+  ASSERT_OK(Fill(engine));
+  std::vector<std::byte> memory(4000 * sizeof(float));
+  ExpectError(engine->Bind(0, {.values = memory, .grad = {}}),
+              StatusCode::kInvalidArgument, {"bind_param", "cuda:0"});
+  ExpectError(engine->Bind(0, {.values = {}, .grad = memory}),
+              StatusCode::kInvalidArgument, {"bind_param", "cuda:0"});
+  EXPECT_OK(TrainOneStep(engine, 1));
+}
+
 // ---- Memory that runs out ---------------------------------------------------
 
 struct Room {
