@@ -128,16 +128,68 @@ def train(comm, stage, device):
             return {key: state[key].data.tobytes() for key in state}
 
 
+def train_long(comm, device, root, stage):
+    """Returns this rank's states of a training that accumulates, freezes and
+    trains again, joins, and saves to `root`."""
+    model = shard.Model("Net")
+    params = []
+    for i, numel in enumerate((1000, 77, 4099)):
+        module = model.add_module(0, f"block{i}", "Block")
+        params.append(model.add_param(module, "weight", DType.F32, [numel]))
+    plan = shard.Plan(model, world_size=4, stage=stage, optimizer="adamw?lr=0.1",
+                      wrap="class?names=Block", whole_grads=1,
+                      shard_group_size=2 if stage == 3 else 0)
+    states = []
+
+    def step(passes, trained=params):
+        for i in range(passes):
+            engine.set_accumulate(i + 1 < passes)
+            for param in reversed(trained):
+                unit = plan.unit_of(param)
+                with engine.unit(unit, shard.Pass.BACKWARD):
+                    write(engine.grad_view(param), i + 1 + comm.rank)
+                    engine.mark_unit_grads_ready(unit)
+        engine.step(max_grad_norm=0.5)
+
+    def keep():
+        with engine.state_dict(copy=True) as state:
+            states.append({key: state[key].data.tobytes() for key in state})
+
+    with shard.Engine(plan, comm, device=device) as engine:
+        for param in params if comm.rank == 0 else []:
+            engine.set_param(param, numpy.linspace(
+                -1, 1, plan.param_info(param).numel, dtype=numpy.float32))
+        engine.broadcast_params()
+        step(1)
+        step(3)
+        keep()
+        engine.set_trainable(params[:1], False)
+        step(1, params[1:])
+        engine.set_trainable(params[:1], True)
+        for _ in range(comm.rank % 2):
+            step(1)
+        engine.join()
+        keep()
+        engine.save(root)
+        engine.load(root)
+        keep()
+    return states
+
+
 def write(view, value):
     """Writes a gradient where it lies, as a kernel of the host's would."""
     grad = numpy.frombuffer(view.memory, numpy.float32)
     grad[:] = numpy.linspace(-1, 1, grad.size, dtype=numpy.float32) * value
 
 
-def run_rank(url, rank, stage, path):
+def run_rank(url, rank, count, stage, root, path):
     """A rank that is a process."""
-    with shard.Comm(url, rank=int(rank), world_size=2, timeout=20) as comm:
-        state = train(comm, int(stage), "cuda:0")
+    with shard.Comm(url, rank=int(rank), world_size=int(count),
+                    timeout=20) as comm:
+        if int(count) == 2:
+            state = train(comm, int(stage), "cuda:0")
+        else:
+            state = train_long(comm, "cuda:0", root, int(stage))
         comm.barrier()
     pathlib.Path(path).write_bytes(pickle.dumps(state))
 
@@ -255,21 +307,38 @@ class GpuTest(SdkTest):
                         self.assertGreater(memory.pinned_bytes, 0)
                         self.assertEqual(memory.host_bytes, memory.pinned_bytes)
 
+    def run_processes(self, count, stage):
+        """Returns what ranks return that are processes with one GPU. Each has a
+        fake of its own; what they exchange is real."""
+        url = f"shm:{uuid.uuid4()}"
+        ranks = [subprocess.Popen(
+            [sys.executable, __file__, "rank", url, str(rank), str(count),
+             str(stage), str(self.folder / f"on_gpu{stage}"),
+             str(self.folder / str(rank))])
+                 for rank in range(count)]
+        self.assertEqual([rank.wait(120) for rank in ranks], [0] * count)
+        return [pickle.loads((self.folder / str(rank)).read_bytes())
+                for rank in range(count)]
+
     def test_ranks_that_are_processes_share_a_gpu(self):
-        # Each has a fake of its own; what they exchange is real.
         for stage in range(4):
             with self.subTest(stage=stage):
-                url = f"shm:{uuid.uuid4()}"
-                ranks = [subprocess.Popen(
-                    [sys.executable, __file__, "rank", url, str(rank),
-                     str(stage), str(self.folder / str(rank))])
-                         for rank in range(2)]
-                self.assertEqual([rank.wait(60) for rank in ranks], [0, 0])
-                on_gpu = [pickle.loads((self.folder / str(rank)).read_bytes())
-                          for rank in range(2)]
-                on_cpu = run_ranks(2, lambda comm: train(comm, stage, "cpu"),
-                                   "&direct=0")
+                self.assertEqual(
+                    self.run_processes(2, stage),
+                    run_ranks(2, lambda comm: train(comm, stage, "cpu"),
+                              "&direct=0"))
+
+    def test_processes_accumulate_replan_join_and_save(self):
+        for stage in (1, 2, 3):
+            with self.subTest(stage=stage):
+                on_gpu = self.run_processes(4, stage)
+                on_cpu = run_ranks(
+                    4, lambda comm: train_long(
+                        comm, "cpu", self.folder / f"on_cpu{stage}", stage),
+                    "&direct=0")
                 self.assertEqual(on_gpu, on_cpu)
+                # Something is sharded: no rank has another's state.
+                self.assertNotEqual(on_gpu[0][1], on_gpu[1][1])
 
     def test_tensors_of_the_host_are_taken_too(self):
         engine = self.engine("cpu")
