@@ -17,6 +17,12 @@
  * leave parameters, states or units half changed ends its engine and
  * communicator even with one rank: open another one, and load a checkpoint.
  *
+ * Data. A pointer to data is to the host's memory, unless its comment says "the
+ * device's": a GPU's memory for an engine on a GPU (shard_engine_options), the
+ * host's for an engine on "cpu" and "cpu-async". Handles, ids, options, texts
+ * and numbers are always in the host's. docs/gpu.md has a table of the
+ * functions with data.
+ *
  * Options. An option struct begins with struct_size. The _INIT macro sets
  * struct_size and leaves all other fields 0. 0 in any field means its default;
  * the whole pointer may be NULL. Fields named `reserved` must be 0. A

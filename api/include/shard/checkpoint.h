@@ -212,20 +212,20 @@ enum shard_blob_rule_values {
 
 /* Sets a blob: bytes of the host's that are saved under a name with every
  * checkpoint from here on, such as its data loader's position or its random
- * numbers. The bytes are copied. Names and rules must be the same on every rank
- * when a checkpoint is saved. A second call for a name replaces the first; a
- * load replaces all blobs by those of the checkpoint, and is RESOURCE_EXHAUSTED
- * where they do not fit into the host's memory. INVALID_ARGUMENT for more than
- * 1 GiB, which belongs in a file of its own, and for a name with control
- * characters or of more than 65535 bytes; RESOURCE_EXHAUSTED for more names
- * than a checkpoint holds. Local. */
+ * numbers. The bytes are copied from the host's memory. Names and rules must be
+ * the same on every rank when a checkpoint is saved. A second call for a name
+ * replaces the first; a load replaces all blobs by those of the checkpoint, and
+ * is RESOURCE_EXHAUSTED where they do not fit into the host's memory.
+ * INVALID_ARGUMENT for more than 1 GiB, which belongs in a file of its own, and
+ * for a name with control characters or of more than 65535 bytes;
+ * RESOURCE_EXHAUSTED for more names than a checkpoint holds. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_blob(
     shard_engine* engine, const char* name, shard_blob_rule rule,
     const void* data, size_t bytes) SHARD_NOEXCEPT;
 
-/* Gets a blob that was set or loaded. The engine owns `data`, which is valid
- * until the name is set again or something is loaded. Both outputs may be NULL.
- * NOT_FOUND when there is no such blob. Local. */
+/* Gets a blob that was set or loaded. The engine owns `data`, in the host's
+ * memory, which is valid until the name is set again or something is loaded.
+ * Both outputs may be NULL. NOT_FOUND when there is no such blob. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_blob(
     const shard_engine* engine, const char* name, const void** data,
     size_t* bytes) SHARD_NOEXCEPT;
@@ -374,19 +374,19 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_scalar(
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_blob_info(
     const shard_checkpoint* checkpoint, int32_t blob, const char** name,
     shard_blob_rule* rule, int32_t* rank) SHARD_NOEXCEPT;
-/* Copies a blob's first `capacity` bytes, without a closing NUL, to `buffer`
- * and writes the number of all to `length`; with capacity 0 `buffer` may be
- * NULL. The bytes are read in pieces. After CORRUPT, the contents of `buffer`
- * are unspecified. */
+/* Copies a blob's first `capacity` bytes, without a closing NUL, to `buffer` in
+ * the host's memory, and writes the number of all to `length`; with capacity 0
+ * `buffer` may be NULL. The bytes are read in pieces. After CORRUPT, the
+ * contents of `buffer` are unspecified. */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_blob(
     const shard_checkpoint* checkpoint, int32_t blob, void* buffer,
     size_t capacity, size_t* length) SHARD_NOEXCEPT;
 
 /* Reads elements [begin, begin + numel) of a tensor, in the type that they are
- * stored in, into `buffer` of `bytes` bytes, and compares checksums where there
- * are some. Of SHARD_OPAQUE, `begin` and `numel` count bytes. Blocks. Errors:
- * OUT_OF_RANGE; INVALID_ARGUMENT when `bytes` is not the size of these
- * elements; CORRUPT naming tensor and file. */
+ * stored in, into `buffer` of `bytes` bytes in the host's memory, and compares
+ * checksums where there are some. Of SHARD_OPAQUE, `begin` and `numel` count
+ * bytes. Blocks. Errors: OUT_OF_RANGE; INVALID_ARGUMENT when `bytes` is not the
+ * size of these elements; CORRUPT naming tensor and file. */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_read(
     const shard_checkpoint* checkpoint, int64_t tensor, int64_t begin,
     int64_t numel, void* buffer, size_t bytes) SHARD_NOEXCEPT;

@@ -124,15 +124,16 @@ SHARD_NODISCARD SHARD_API shard_error* shard_comm_barrier(
     shard_comm* comm, double timeout) SHARD_NOEXCEPT;
 
 /* Replaces values[i] by its sum over the ranks, added in rank order, so that
- * every rank gets the same bits. For losses and counts: `count` is at most
- * 2^20. COLLECTIVE, blocks. */
+ * every rank gets the same bits. For losses and counts in the host's memory:
+ * `count` is at most 2^20. COLLECTIVE, blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_sum(
     shard_comm* comm, double* values, size_t count,
     double timeout) SHARD_NOEXCEPT;
 
 /* Copies rank `root`'s `bytes` bytes at `data` to all other ranks' `data`: a
- * seed, a configuration, a tokenizer. `data` may be NULL where `bytes` is 0.
- * The same `bytes` and `root` on every rank. COLLECTIVE, blocks. */
+ * seed, a configuration, a tokenizer. `data` is the host's memory, and may be
+ * NULL where `bytes` is 0. The same `bytes` and `root` on every rank.
+ * COLLECTIVE, blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_broadcast(
     shard_comm* comm, void* data, size_t bytes, int32_t root,
     double timeout) SHARD_NOEXCEPT;

@@ -110,16 +110,16 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_group_text(
 
 /* Sets an optimizer state of `param`, after shard_engine_broadcast_params, for
  * a run that began in another program. `values` has the `count` fp32 values of
- * the whole tensor; this rank keeps those that it owns. `state` is torch's
- * name, such as "exp_avg", or "master_param", the fp32 value of a bf16 or f16
- * parameter. States stored in fewer bits are rounded to nearest. "master_param"
- * leaves the parameter itself as it is until the next step. Every rank makes
- * the same calls. docs/numerics.md lists the names that states have in other
- * programs. Errors: NOT_FOUND for a state that the optimizer does not keep,
- * listing those that it keeps; a count that is not the state's; a value that is
- * not finite, or a negative second moment of adam; FAILED_PRECONDITION for a
- * frozen parameter, before the broadcast, or between shard_engine_begin_step
- * and its step. Local. */
+ * the whole tensor, in the host's memory; this rank keeps those that it owns.
+ * `state` is torch's name, such as "exp_avg", or "master_param", the fp32 value
+ * of a bf16 or f16 parameter. States stored in fewer bits are rounded to
+ * nearest. "master_param" leaves the parameter itself as it is until the next
+ * step. Every rank makes the same calls. docs/numerics.md lists the names that
+ * states have in other programs. Errors: NOT_FOUND for a state that the
+ * optimizer does not keep, listing those that it keeps; a count that is not the
+ * state's; a value that is not finite, or a negative second moment of adam;
+ * FAILED_PRECONDITION for a frozen parameter, before the broadcast, or between
+ * shard_engine_begin_step and its step. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_state(
     shard_engine* engine, int32_t param, const char* state, const float* values,
     size_t count) SHARD_NOEXCEPT;
@@ -333,15 +333,16 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_join(
  */
 
 /* Makes whole private copies of the parameters in `module` (0: all) and below,
- * on rank `rank` or, with -1, on all ranks. shard_engine_param then returns the
- * copies; on ranks without them it is FAILED_PRECONDITION for these parameters.
- * The host may read the copies, and change them through
- * shard_engine_writable_param. The engine's own parameters stay as they are
- * until shard_engine_summon_end, so a host that fails in between has changed
- * nothing. Meanwhile only these two functions and shard_engine_summon_end are
- * allowed. Needs memory for the copies. The same arguments on every rank.
- * COLLECTIVE, blocks. Errors: FAILED_PRECONDITION while units are in use,
- * INVALID_ARGUMENT for a module or rank that does not exist, DESYNC. */
+ * on rank `rank` or, with -1, on all ranks, in the host's memory on every
+ * device. shard_engine_param then returns the copies; on ranks without them it
+ * is FAILED_PRECONDITION for these parameters. The host may read the copies,
+ * and change them through shard_engine_writable_param. The engine's own
+ * parameters stay as they are until shard_engine_summon_end, so a host that
+ * fails in between has changed nothing. Meanwhile only these two functions and
+ * shard_engine_summon_end are allowed. Needs memory for the copies. The same
+ * arguments on every rank. COLLECTIVE, blocks. Errors: FAILED_PRECONDITION
+ * while units are in use, INVALID_ARGUMENT for a module or rank that does not
+ * exist, DESYNC. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_summon(
     shard_engine* engine, int32_t module, int32_t rank,
     double timeout) SHARD_NOEXCEPT;

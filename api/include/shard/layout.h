@@ -114,8 +114,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_slices(
 /* Gets a pointer to the parameter in the host's own copy of its whole flat
  * buffer: `data` has `numel` elements of the buffer's dtype, with or without
  * the padding behind the last parameter; another number is an error. Reads
- * nothing at `data`. shard_engine_param gives the pointer into an engine's
- * memory. */
+ * nothing at `data`, which may be the host's memory or the device's: `view` is
+ * in the same. shard_engine_param gives the pointer into an engine's memory. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_param_view(
     const shard_plan* plan, int32_t param, void* data, int64_t numel,
     void** view) SHARD_NOEXCEPT;

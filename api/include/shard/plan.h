@@ -312,26 +312,26 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_warnings(
  * shard_plan_decode computes it again as shard_plan_create does, so that
  * nothing read from a file can place a parameter outside its buffer. */
 
-/* Copies the plan's first `capacity` bytes to `buffer` and writes the number of
- * all to `length`; with capacity 0 `buffer` may be NULL. Each call makes the
- * bytes anew, and all calls give the same bytes. RESOURCE_EXHAUSTED when there
- * would be more than 1 GiB, or when the names of modules and parameters, with
- * their paths and with the class of each module, have more than 16 times as
- * many bytes and 16 MiB: modules that are nested very deeply, or many of one
- * very long class. Any thread. */
+/* Copies the plan's first `capacity` bytes to `buffer`, in the host's memory,
+ * and writes the number of all to `length`; with capacity 0 `buffer` may be
+ * NULL. Each call makes the bytes anew, and all calls give the same bytes.
+ * RESOURCE_EXHAUSTED when there would be more than 1 GiB, or when the names of
+ * modules and parameters, with their paths and with the class of each module,
+ * have more than 16 times as many bytes and 16 MiB: modules that are nested
+ * very deeply, or many of one very long class. Any thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_encode(
     const shard_plan* plan, void* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
 
 /* Makes a plan from the bytes of shard_plan_encode, with the same fingerprint,
- * the same ids, and the same results from every function. `bytes` may have any
- * alignment and are not kept. Local. Errors: CORRUPT for bytes that make no
- * plan, or one with another fingerprint than they say; UNIMPLEMENTED for bytes
- * of a libshard that writes plans, or lays them out, in another way, or has
- * optimizers or options that this one does not know: make the plan again. Any
- * bytes, wrong ones too, need memory of at most 64 times their number, 96 bytes
- * for each rank of the world size in them (2^20 at most) and 32 MiB, and time
- * in proportion. */
+ * the same ids, and the same results from every function. `bytes` are in the
+ * host's memory, may have any alignment, and are not kept. Local. Errors:
+ * CORRUPT for bytes that make no plan, or one with another fingerprint than
+ * they say; UNIMPLEMENTED for bytes of a libshard that writes plans, or lays
+ * them out, in another way, or has optimizers or options that this one does not
+ * know: make the plan again. Any bytes, wrong ones too, need memory of at most
+ * 64 times their number, 96 bytes for each rank of the world size in them (2^20
+ * at most) and 32 MiB, and time in proportion. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_decode(
     const void* bytes, size_t length, shard_plan** plan) SHARD_NOEXCEPT;
 

@@ -33,8 +33,8 @@ typedef struct shard_state_dict_options {
   shard_state_filter filter;
   /* shard_state_dict_get only. 1: tensors are copied to the host's memory, and
    * keep their values. Default: tensors are pointers into the engine, valid
-   * until the next call that changes or frees the engine, and memory of its
-   * device: the host's, with the devices "cpu" and "cpu-async". */
+   * until the next call that changes or frees the engine. They are in the
+   * device's memory, but for buffers of the model, which are in the host's. */
   int32_t copy;
   int32_t reserved;
 } shard_state_dict_options;
@@ -62,7 +62,9 @@ SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_tensor_key(
     const shard_state_dict* state, int64_t tensor, char* buffer,
     size_t capacity, size_t* length) SHARD_NOEXCEPT;
 /* Gets the elements that this rank holds: `numel` from `begin` on, at `data`,
- * which is NULL when there are none. Each output may be NULL. */
+ * which is NULL when there are none. Each output may be NULL. `data` is in the
+ * device's memory after shard_state_dict_get without `copy`, but for buffers of
+ * the model, and in the host's else. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_local(
     const shard_state_dict* state, int64_t tensor, int64_t* begin,
     int64_t* numel, const void** data) SHARD_NOEXCEPT;
@@ -78,9 +80,9 @@ SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_number(
     const shard_state_dict* state, int64_t number, double* value, char* buffer,
     size_t capacity, size_t* length) SHARD_NOEXCEPT;
 
-/* Receives a tensor. Its elements are at `data` during the call only; `data` is
- * NULL for an alias, and for a tensor without elements. A result other than 0
- * ends the gathering: CANCELLED. */
+/* Receives a tensor. Its elements are at `data`, in the host's memory, during
+ * the call only; `data` is NULL for an alias, and for a tensor without
+ * elements. A result other than 0 ends the gathering: CANCELLED. */
 typedef int32_t (*shard_tensor_fn)(const char* key,
                                    const shard_tensor_info* info,
                                    const void* data, void* user_data);
@@ -98,10 +100,11 @@ SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_gather(
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_create(
     shard_state_dict** state) SHARD_NOEXCEPT;
 
-/* Adds a whole tensor, whose bytes must stay where they are until the state
- * dict was loaded or freed. Keys that begin with "state." are optimizer states.
- * Errors: a key that a tensor or a number has already; a shape, dtype and
- * `bytes` that do not fit each other; a state dict of shard_state_dict_get. */
+/* Adds a whole tensor, whose bytes are in the host's memory, and must stay
+ * where they are until the state dict was loaded or freed. Keys that begin with
+ * "state." are optimizer states. Errors: a key that a tensor or a number has
+ * already; a shape, dtype and `bytes` that do not fit each other; a state dict
+ * of shard_state_dict_get. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_add(
     shard_state_dict* state, const char* key, shard_dtype dtype,
     const int64_t* shape, size_t ndim, const void* data,

@@ -17,11 +17,12 @@ SHARD_BEGIN_DECLS
 /* ---- Parameters --------------------------------------------------------- */
 
 /* Gets the parameter's elements, row-major, and their number; `numel` may be
- * NULL. Ranks that share a host's memory all read the same copy. The pointer is
- * valid as long as the engine, or until shard_engine_add_param_group or
- * _set_trainable; where parameters are sharded (stage 3 without shared memory),
- * from shard_engine_unit_acquire to _release, and FAILED_PRECONDITION else. A
- * zero-size parameter has numel 0. Not during a step. Local. */
+ * NULL. The elements are in the device's memory, copies of shard_engine_summon
+ * in the host's. Ranks that share a host's memory all read the same copy. The
+ * pointer is valid as long as the engine, or until shard_engine_add_param_group
+ * or _set_trainable; where parameters are sharded (stage 3 without shared
+ * memory), from shard_engine_unit_acquire to _release, and FAILED_PRECONDITION
+ * else. A zero-size parameter has numel 0. Not during a step. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_param(
     shard_engine* engine, int32_t param, const void** data,
     int64_t* numel) SHARD_NOEXCEPT;
@@ -29,15 +30,17 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_param(
 /* Gets the parameter's elements for the host to write: on rank 0 before
  * shard_engine_broadcast_params, where parameters are not sharded
  * (shard_engine_set_param sets sharded ones), and in the copies of
- * shard_engine_summon. FAILED_PRECONDITION else. Local. */
+ * shard_engine_summon. The first are in the device's memory, the copies in the
+ * host's. FAILED_PRECONDITION else. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_writable_param(
     shard_engine* engine, int32_t param, void** data,
     int64_t* numel) SHARD_NOEXCEPT;
 
-/* Copies a parameter's initial values into the engine. `bytes` must be the
- * parameter's size. Only rank 0's values count: other ranks may make the call,
- * which checks their arguments and drops their values, so that all ranks can
- * run the same code. Local; FAILED_PRECONDITION after
+/* Copies a parameter's initial values from the host's memory into the engine.
+ * `bytes` must be the parameter's size; memory of a GPU is INVALID_ARGUMENT for
+ * an engine on a GPU. Only rank 0's values count: other ranks may make the
+ * call, which checks their arguments and drops their values, so that all ranks
+ * can run the same code. Local; FAILED_PRECONDITION after
  * shard_engine_broadcast_params. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_param(
     shard_engine* engine, int32_t param, const void* data,
@@ -50,16 +53,17 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_broadcast_params(
 
 /* ---- Gradients ---------------------------------------------------------- */
 
-/* Gets this rank's gradient of the parameter, same shape, to be written by the
- * host between steps; `numel` may be NULL. The gradient starts as zero and
- * keeps its values until the host changes them. Its values are unspecified
- * after a step with max_grad_norm, skip_nonfinite or dynamic loss_scaling, even
- * a skipped one, and after every step without shared memory. A step with
- * missing_grads zeroes the gradients that do not count. Where gradients are
- * sharded (stages 2 and 3) the gradient exists, zero at first, from the
- * acquisition of its unit for the backward pass until it is declared ready, and
- * is FAILED_PRECONDITION else. A frozen parameter is FAILED_PRECONDITION too.
- * The pointer is valid as long as shard_engine_param's. Local. */
+/* Gets this rank's gradient of the parameter, same shape, in the device's
+ * memory, to be written by the host between steps; `numel` may be NULL. The
+ * gradient starts as zero and keeps its values until the host changes them. Its
+ * values are unspecified after a step with max_grad_norm, skip_nonfinite or
+ * dynamic loss_scaling, even a skipped one, and after every step without shared
+ * memory. A step with missing_grads zeroes the gradients that do not count.
+ * Where gradients are sharded (stages 2 and 3) the gradient exists, zero at
+ * first, from the acquisition of its unit for the backward pass until it is
+ * declared ready, and is FAILED_PRECONDITION else. A frozen parameter is
+ * FAILED_PRECONDITION too. The pointer is valid as long as
+ * shard_engine_param's. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_grad(
     shard_engine* engine, int32_t param, void** data,
     int64_t* numel) SHARD_NOEXCEPT;
@@ -80,9 +84,10 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_zero_grad(
 
 /* ---- Memory of the host's own ------------------------------------------- */
 
-/* Binds memory of the host to a parameter and its gradient, for hosts whose
- * kernels cannot use the engine's memory. A binding replaces the one before;
- * NULL with 0 bytes binds nothing; NULL for both unbinds. Stages 0 to 2.
+/* Binds memory of the host's own to a parameter and its gradient, for hosts
+ * whose kernels cannot use the engine's memory. It is the device's memory, as
+ * the engine's tensors. A binding replaces the one before; NULL with 0 bytes
+ * binds nothing; NULL for both unbinds. Stages 0 to 2.
  *
  * `values` receives the parameter: in this call, or in the first broadcast or
  * load; and in every call that changes parameters, shard_engine_step first of

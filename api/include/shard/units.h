@@ -83,7 +83,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_release(
  * many as the plan has parameters, are set to 0 or NULL; after an error all of
  * these are. `count` receives the number of all, and may be NULL. A frozen
  * parameter's gradient is NULL; other errors are those of shard_engine_param
- * and, unless `grads` is NULL, shard_engine_grad. Local. */
+ * and, unless `grads` is NULL, shard_engine_grad. The three arrays are in the
+ * host's memory, and the elements where these functions say. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_params(
     shard_engine* engine, int32_t unit, int32_t* params, const void** data,
     void** grads, size_t capacity, size_t* count) SHARD_NOEXCEPT;

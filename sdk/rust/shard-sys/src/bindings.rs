@@ -274,16 +274,17 @@ extern "C" {
 
 extern "C" {
     /// Replaces values[i] by its sum over the ranks, added in rank order, so that
-    /// every rank gets the same bits. For losses and counts: `count` is at most
-    /// 2^20. COLLECTIVE, blocks.
+    /// every rank gets the same bits. For losses and counts in the host's memory:
+    /// `count` is at most 2^20. COLLECTIVE, blocks.
     #[must_use]
     pub fn shard_comm_sum(comm: *mut shard_comm, values: *mut f64, count: usize, timeout: f64) -> *mut shard_error;
 }
 
 extern "C" {
     /// Copies rank `root`'s `bytes` bytes at `data` to all other ranks' `data`: a
-    /// seed, a configuration, a tokenizer. `data` may be NULL where `bytes` is 0.
-    /// The same `bytes` and `root` on every rank. COLLECTIVE, blocks.
+    /// seed, a configuration, a tokenizer. `data` is the host's memory, and may be
+    /// NULL where `bytes` is 0. The same `bytes` and `root` on every rank.
+    /// COLLECTIVE, blocks.
     #[must_use]
     pub fn shard_comm_broadcast(comm: *mut shard_comm, data: *mut c_void, bytes: usize, root: i32, timeout: f64) -> *mut shard_error;
 }
@@ -774,27 +775,27 @@ extern "C" {
 }
 
 extern "C" {
-    /// Copies the plan's first `capacity` bytes to `buffer` and writes the number of
-    /// all to `length`; with capacity 0 `buffer` may be NULL. Each call makes the
-    /// bytes anew, and all calls give the same bytes. RESOURCE_EXHAUSTED when there
-    /// would be more than 1 GiB, or when the names of modules and parameters, with
-    /// their paths and with the class of each module, have more than 16 times as
-    /// many bytes and 16 MiB: modules that are nested very deeply, or many of one
-    /// very long class. Any thread.
+    /// Copies the plan's first `capacity` bytes to `buffer`, in the host's memory,
+    /// and writes the number of all to `length`; with capacity 0 `buffer` may be
+    /// NULL. Each call makes the bytes anew, and all calls give the same bytes.
+    /// RESOURCE_EXHAUSTED when there would be more than 1 GiB, or when the names of
+    /// modules and parameters, with their paths and with the class of each module,
+    /// have more than 16 times as many bytes and 16 MiB: modules that are nested
+    /// very deeply, or many of one very long class. Any thread.
     #[must_use]
     pub fn shard_plan_encode(plan: *const shard_plan, buffer: *mut c_void, capacity: usize, length: *mut usize) -> *mut shard_error;
 }
 
 extern "C" {
     /// Makes a plan from the bytes of shard_plan_encode, with the same fingerprint,
-    /// the same ids, and the same results from every function. `bytes` may have any
-    /// alignment and are not kept. Local. Errors: CORRUPT for bytes that make no
-    /// plan, or one with another fingerprint than they say; UNIMPLEMENTED for bytes
-    /// of a libshard that writes plans, or lays them out, in another way, or has
-    /// optimizers or options that this one does not know: make the plan again. Any
-    /// bytes, wrong ones too, need memory of at most 64 times their number, 96 bytes
-    /// for each rank of the world size in them (2^20 at most) and 32 MiB, and time
-    /// in proportion.
+    /// the same ids, and the same results from every function. `bytes` are in the
+    /// host's memory, may have any alignment, and are not kept. Local. Errors:
+    /// CORRUPT for bytes that make no plan, or one with another fingerprint than
+    /// they say; UNIMPLEMENTED for bytes of a libshard that writes plans, or lays
+    /// them out, in another way, or has optimizers or options that this one does not
+    /// know: make the plan again. Any bytes, wrong ones too, need memory of at most
+    /// 64 times their number, 96 bytes for each rank of the world size in them (2^20
+    /// at most) and 32 MiB, and time in proportion.
     #[must_use]
     pub fn shard_plan_decode(bytes: *const c_void, length: usize, plan: *mut *mut shard_plan) -> *mut shard_error;
 }
@@ -917,16 +918,16 @@ extern "C" {
 extern "C" {
     /// Sets an optimizer state of `param`, after shard_engine_broadcast_params, for
     /// a run that began in another program. `values` has the `count` fp32 values of
-    /// the whole tensor; this rank keeps those that it owns. `state` is torch's
-    /// name, such as "exp_avg", or "master_param", the fp32 value of a bf16 or f16
-    /// parameter. States stored in fewer bits are rounded to nearest. "master_param"
-    /// leaves the parameter itself as it is until the next step. Every rank makes
-    /// the same calls. docs/numerics.md lists the names that states have in other
-    /// programs. Errors: NOT_FOUND for a state that the optimizer does not keep,
-    /// listing those that it keeps; a count that is not the state's; a value that is
-    /// not finite, or a negative second moment of adam; FAILED_PRECONDITION for a
-    /// frozen parameter, before the broadcast, or between shard_engine_begin_step
-    /// and its step. Local.
+    /// the whole tensor, in the host's memory; this rank keeps those that it owns.
+    /// `state` is torch's name, such as "exp_avg", or "master_param", the fp32 value
+    /// of a bf16 or f16 parameter. States stored in fewer bits are rounded to
+    /// nearest. "master_param" leaves the parameter itself as it is until the next
+    /// step. Every rank makes the same calls. docs/numerics.md lists the names that
+    /// states have in other programs. Errors: NOT_FOUND for a state that the
+    /// optimizer does not keep, listing those that it keeps; a count that is not the
+    /// state's; a value that is not finite, or a negative second moment of adam;
+    /// FAILED_PRECONDITION for a frozen parameter, before the broadcast, or between
+    /// shard_engine_begin_step and its step. Local.
     #[must_use]
     pub fn shard_engine_set_state(engine: *mut shard_engine, param: i32, state: *const c_char, values: *const f32, count: usize) -> *mut shard_error;
 }
@@ -1178,15 +1179,16 @@ extern "C" {
 
 extern "C" {
     /// Makes whole private copies of the parameters in `module` (0: all) and below,
-    /// on rank `rank` or, with -1, on all ranks. shard_engine_param then returns the
-    /// copies; on ranks without them it is FAILED_PRECONDITION for these parameters.
-    /// The host may read the copies, and change them through
-    /// shard_engine_writable_param. The engine's own parameters stay as they are
-    /// until shard_engine_summon_end, so a host that fails in between has changed
-    /// nothing. Meanwhile only these two functions and shard_engine_summon_end are
-    /// allowed. Needs memory for the copies. The same arguments on every rank.
-    /// COLLECTIVE, blocks. Errors: FAILED_PRECONDITION while units are in use,
-    /// INVALID_ARGUMENT for a module or rank that does not exist, DESYNC.
+    /// on rank `rank` or, with -1, on all ranks, in the host's memory on every
+    /// device. shard_engine_param then returns the copies; on ranks without them it
+    /// is FAILED_PRECONDITION for these parameters. The host may read the copies,
+    /// and change them through shard_engine_writable_param. The engine's own
+    /// parameters stay as they are until shard_engine_summon_end, so a host that
+    /// fails in between has changed nothing. Meanwhile only these two functions and
+    /// shard_engine_summon_end are allowed. Needs memory for the copies. The same
+    /// arguments on every rank. COLLECTIVE, blocks. Errors: FAILED_PRECONDITION
+    /// while units are in use, INVALID_ARGUMENT for a module or rank that does not
+    /// exist, DESYNC.
     #[must_use]
     pub fn shard_engine_summon(engine: *mut shard_engine, module: i32, rank: i32, timeout: f64) -> *mut shard_error;
 }
@@ -1258,11 +1260,12 @@ extern "C" {
 
 extern "C" {
     /// Gets the parameter's elements, row-major, and their number; `numel` may be
-    /// NULL. Ranks that share a host's memory all read the same copy. The pointer is
-    /// valid as long as the engine, or until shard_engine_add_param_group or
-    /// _set_trainable; where parameters are sharded (stage 3 without shared memory),
-    /// from shard_engine_unit_acquire to _release, and FAILED_PRECONDITION else. A
-    /// zero-size parameter has numel 0. Not during a step. Local.
+    /// NULL. The elements are in the device's memory, copies of shard_engine_summon
+    /// in the host's. Ranks that share a host's memory all read the same copy. The
+    /// pointer is valid as long as the engine, or until shard_engine_add_param_group
+    /// or _set_trainable; where parameters are sharded (stage 3 without shared
+    /// memory), from shard_engine_unit_acquire to _release, and FAILED_PRECONDITION
+    /// else. A zero-size parameter has numel 0. Not during a step. Local.
     #[must_use]
     pub fn shard_engine_param(engine: *mut shard_engine, param: i32, data: *mut *const c_void, numel: *mut i64) -> *mut shard_error;
 }
@@ -1271,16 +1274,18 @@ extern "C" {
     /// Gets the parameter's elements for the host to write: on rank 0 before
     /// shard_engine_broadcast_params, where parameters are not sharded
     /// (shard_engine_set_param sets sharded ones), and in the copies of
-    /// shard_engine_summon. FAILED_PRECONDITION else. Local.
+    /// shard_engine_summon. The first are in the device's memory, the copies in the
+    /// host's. FAILED_PRECONDITION else. Local.
     #[must_use]
     pub fn shard_engine_writable_param(engine: *mut shard_engine, param: i32, data: *mut *mut c_void, numel: *mut i64) -> *mut shard_error;
 }
 
 extern "C" {
-    /// Copies a parameter's initial values into the engine. `bytes` must be the
-    /// parameter's size. Only rank 0's values count: other ranks may make the call,
-    /// which checks their arguments and drops their values, so that all ranks can
-    /// run the same code. Local; FAILED_PRECONDITION after
+    /// Copies a parameter's initial values from the host's memory into the engine.
+    /// `bytes` must be the parameter's size; memory of a GPU is INVALID_ARGUMENT for
+    /// an engine on a GPU. Only rank 0's values count: other ranks may make the
+    /// call, which checks their arguments and drops their values, so that all ranks
+    /// can run the same code. Local; FAILED_PRECONDITION after
     /// shard_engine_broadcast_params.
     #[must_use]
     pub fn shard_engine_set_param(engine: *mut shard_engine, param: i32, data: *const c_void, bytes: usize) -> *mut shard_error;
@@ -1294,16 +1299,17 @@ extern "C" {
 }
 
 extern "C" {
-    /// Gets this rank's gradient of the parameter, same shape, to be written by the
-    /// host between steps; `numel` may be NULL. The gradient starts as zero and
-    /// keeps its values until the host changes them. Its values are unspecified
-    /// after a step with max_grad_norm, skip_nonfinite or dynamic loss_scaling, even
-    /// a skipped one, and after every step without shared memory. A step with
-    /// missing_grads zeroes the gradients that do not count. Where gradients are
-    /// sharded (stages 2 and 3) the gradient exists, zero at first, from the
-    /// acquisition of its unit for the backward pass until it is declared ready, and
-    /// is FAILED_PRECONDITION else. A frozen parameter is FAILED_PRECONDITION too.
-    /// The pointer is valid as long as shard_engine_param's. Local.
+    /// Gets this rank's gradient of the parameter, same shape, in the device's
+    /// memory, to be written by the host between steps; `numel` may be NULL. The
+    /// gradient starts as zero and keeps its values until the host changes them. Its
+    /// values are unspecified after a step with max_grad_norm, skip_nonfinite or
+    /// dynamic loss_scaling, even a skipped one, and after every step without shared
+    /// memory. A step with missing_grads zeroes the gradients that do not count.
+    /// Where gradients are sharded (stages 2 and 3) the gradient exists, zero at
+    /// first, from the acquisition of its unit for the backward pass until it is
+    /// declared ready, and is FAILED_PRECONDITION else. A frozen parameter is
+    /// FAILED_PRECONDITION too. The pointer is valid as long as
+    /// shard_engine_param's. Local.
     #[must_use]
     pub fn shard_engine_grad(engine: *mut shard_engine, param: i32, data: *mut *mut c_void, numel: *mut i64) -> *mut shard_error;
 }
@@ -1325,9 +1331,10 @@ extern "C" {
 }
 
 extern "C" {
-    /// Binds memory of the host to a parameter and its gradient, for hosts whose
-    /// kernels cannot use the engine's memory. A binding replaces the one before;
-    /// NULL with 0 bytes binds nothing; NULL for both unbinds. Stages 0 to 2.
+    /// Binds memory of the host's own to a parameter and its gradient, for hosts
+    /// whose kernels cannot use the engine's memory. It is the device's memory, as
+    /// the engine's tensors. A binding replaces the one before; NULL with 0 bytes
+    /// binds nothing; NULL for both unbinds. Stages 0 to 2.
     ///
     /// `values` receives the parameter: in this call, or in the first broadcast or
     /// load; and in every call that changes parameters, shard_engine_step first of
@@ -1450,7 +1457,8 @@ extern "C" {
     /// many as the plan has parameters, are set to 0 or NULL; after an error all of
     /// these are. `count` receives the number of all, and may be NULL. A frozen
     /// parameter's gradient is NULL; other errors are those of shard_engine_param
-    /// and, unless `grads` is NULL, shard_engine_grad. Local.
+    /// and, unless `grads` is NULL, shard_engine_grad. The three arrays are in the
+    /// host's memory, and the elements where these functions say. Local.
     #[must_use]
     pub fn shard_engine_unit_params(engine: *mut shard_engine, unit: i32, params: *mut i32, data: *mut *const c_void, grads: *mut *mut c_void, capacity: usize, count: *mut usize) -> *mut shard_error;
 }
@@ -1701,21 +1709,21 @@ pub const SHARD_BLOB_SUMMED: shard_blob_rule = 3;
 extern "C" {
     /// Sets a blob: bytes of the host's that are saved under a name with every
     /// checkpoint from here on, such as its data loader's position or its random
-    /// numbers. The bytes are copied. Names and rules must be the same on every rank
-    /// when a checkpoint is saved. A second call for a name replaces the first; a
-    /// load replaces all blobs by those of the checkpoint, and is RESOURCE_EXHAUSTED
-    /// where they do not fit into the host's memory. INVALID_ARGUMENT for more than
-    /// 1 GiB, which belongs in a file of its own, and for a name with control
-    /// characters or of more than 65535 bytes; RESOURCE_EXHAUSTED for more names
-    /// than a checkpoint holds. Local.
+    /// numbers. The bytes are copied from the host's memory. Names and rules must be
+    /// the same on every rank when a checkpoint is saved. A second call for a name
+    /// replaces the first; a load replaces all blobs by those of the checkpoint, and
+    /// is RESOURCE_EXHAUSTED where they do not fit into the host's memory.
+    /// INVALID_ARGUMENT for more than 1 GiB, which belongs in a file of its own, and
+    /// for a name with control characters or of more than 65535 bytes;
+    /// RESOURCE_EXHAUSTED for more names than a checkpoint holds. Local.
     #[must_use]
     pub fn shard_engine_set_blob(engine: *mut shard_engine, name: *const c_char, rule: shard_blob_rule, data: *const c_void, bytes: usize) -> *mut shard_error;
 }
 
 extern "C" {
-    /// Gets a blob that was set or loaded. The engine owns `data`, which is valid
-    /// until the name is set again or something is loaded. Both outputs may be NULL.
-    /// NOT_FOUND when there is no such blob. Local.
+    /// Gets a blob that was set or loaded. The engine owns `data`, in the host's
+    /// memory, which is valid until the name is set again or something is loaded.
+    /// Both outputs may be NULL. NOT_FOUND when there is no such blob. Local.
     #[must_use]
     pub fn shard_engine_blob(engine: *const shard_engine, name: *const c_char, data: *mut *const c_void, bytes: *mut usize) -> *mut shard_error;
 }
@@ -1902,20 +1910,20 @@ extern "C" {
 }
 
 extern "C" {
-    /// Copies a blob's first `capacity` bytes, without a closing NUL, to `buffer`
-    /// and writes the number of all to `length`; with capacity 0 `buffer` may be
-    /// NULL. The bytes are read in pieces. After CORRUPT, the contents of `buffer`
-    /// are unspecified.
+    /// Copies a blob's first `capacity` bytes, without a closing NUL, to `buffer` in
+    /// the host's memory, and writes the number of all to `length`; with capacity 0
+    /// `buffer` may be NULL. The bytes are read in pieces. After CORRUPT, the
+    /// contents of `buffer` are unspecified.
     #[must_use]
     pub fn shard_checkpoint_blob(checkpoint: *const shard_checkpoint, blob: i32, buffer: *mut c_void, capacity: usize, length: *mut usize) -> *mut shard_error;
 }
 
 extern "C" {
     /// Reads elements [begin, begin + numel) of a tensor, in the type that they are
-    /// stored in, into `buffer` of `bytes` bytes, and compares checksums where there
-    /// are some. Of SHARD_OPAQUE, `begin` and `numel` count bytes. Blocks. Errors:
-    /// OUT_OF_RANGE; INVALID_ARGUMENT when `bytes` is not the size of these
-    /// elements; CORRUPT naming tensor and file.
+    /// stored in, into `buffer` of `bytes` bytes in the host's memory, and compares
+    /// checksums where there are some. Of SHARD_OPAQUE, `begin` and `numel` count
+    /// bytes. Blocks. Errors: OUT_OF_RANGE; INVALID_ARGUMENT when `bytes` is not the
+    /// size of these elements; CORRUPT naming tensor and file.
     #[must_use]
     pub fn shard_checkpoint_read(checkpoint: *const shard_checkpoint, tensor: i64, begin: i64, numel: i64, buffer: *mut c_void, bytes: usize) -> *mut shard_error;
 }
@@ -2130,8 +2138,8 @@ extern "C" {
     /// Gets a pointer to the parameter in the host's own copy of its whole flat
     /// buffer: `data` has `numel` elements of the buffer's dtype, with or without
     /// the padding behind the last parameter; another number is an error. Reads
-    /// nothing at `data`. shard_engine_param gives the pointer into an engine's
-    /// memory.
+    /// nothing at `data`, which may be the host's memory or the device's: `view` is
+    /// in the same. shard_engine_param gives the pointer into an engine's memory.
     #[must_use]
     pub fn shard_plan_param_view(plan: *const shard_plan, param: i32, data: *mut c_void, numel: i64, view: *mut *mut c_void) -> *mut shard_error;
 }
@@ -2265,8 +2273,8 @@ pub struct shard_state_dict_options {
     pub filter: shard_state_filter,
     /// shard_state_dict_get only. 1: tensors are copied to the host's memory, and
     /// keep their values. Default: tensors are pointers into the engine, valid
-    /// until the next call that changes or frees the engine, and memory of its
-    /// device: the host's, with the devices "cpu" and "cpu-async".
+    /// until the next call that changes or frees the engine. They are in the
+    /// device's memory, but for buffers of the model, which are in the host's.
     pub copy: i32,
     pub reserved: i32,
 }
@@ -2302,7 +2310,9 @@ extern "C" {
 
 extern "C" {
     /// Gets the elements that this rank holds: `numel` from `begin` on, at `data`,
-    /// which is NULL when there are none. Each output may be NULL.
+    /// which is NULL when there are none. Each output may be NULL. `data` is in the
+    /// device's memory after shard_state_dict_get without `copy`, but for buffers of
+    /// the model, and in the host's else.
     #[must_use]
     pub fn shard_state_dict_local(state: *const shard_state_dict, tensor: i64, begin: *mut i64, numel: *mut i64, data: *mut *const c_void) -> *mut shard_error;
 }
@@ -2324,9 +2334,9 @@ extern "C" {
     pub fn shard_state_dict_number(state: *const shard_state_dict, number: i64, value: *mut f64, buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;
 }
 
-/// Receives a tensor. Its elements are at `data` during the call only; `data` is
-/// NULL for an alias, and for a tensor without elements. A result other than 0
-/// ends the gathering: CANCELLED.
+/// Receives a tensor. Its elements are at `data`, in the host's memory, during
+/// the call only; `data` is NULL for an alias, and for a tensor without
+/// elements. A result other than 0 ends the gathering: CANCELLED.
 pub type shard_tensor_fn = Option<unsafe extern "C" fn(key: *const c_char, info: *const shard_tensor_info, data: *const c_void, user_data: *mut c_void) -> i32>;
 
 extern "C" {
@@ -2346,10 +2356,11 @@ extern "C" {
 }
 
 extern "C" {
-    /// Adds a whole tensor, whose bytes must stay where they are until the state
-    /// dict was loaded or freed. Keys that begin with "state." are optimizer states.
-    /// Errors: a key that a tensor or a number has already; a shape, dtype and
-    /// `bytes` that do not fit each other; a state dict of shard_state_dict_get.
+    /// Adds a whole tensor, whose bytes are in the host's memory, and must stay
+    /// where they are until the state dict was loaded or freed. Keys that begin with
+    /// "state." are optimizer states. Errors: a key that a tensor or a number has
+    /// already; a shape, dtype and `bytes` that do not fit each other; a state dict
+    /// of shard_state_dict_get.
     #[must_use]
     pub fn shard_state_dict_add(state: *mut shard_state_dict, key: *const c_char, dtype: shard_dtype, shape: *const i64, ndim: usize, data: *const c_void, bytes: usize) -> *mut shard_error;
 }
