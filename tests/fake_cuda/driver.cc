@@ -418,7 +418,8 @@ CuResult cuDeviceGetName(char* name, int size, CuDevice device) {
   SHARD_FAKE_CUDA_ENTER(cuDeviceGetName);
   if (!IsDevice(*fake, device)) return CuResult::kInvalidDevice;
   if (size <= 0) return CuResult::kInvalidValue;
-  std::strncpy(name, "Fake GPU", static_cast<size_t>(size));
+  std::strncpy(name, fake->options.device_name.c_str(),
+               static_cast<size_t>(size));
   name[size - 1] = '\0';
   return CuResult::kSuccess;
 }

@@ -39,6 +39,8 @@ namespace shard::testing::fake_cuda {
 
 struct Options {
   int devices = 2;
+  // " MIG " within makes a MIG instance of each.
+  std::string device_name = "Fake GPU";
   int driver_version = 13000;
   int compute_major = 9;
   int compute_minor = 0;

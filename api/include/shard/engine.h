@@ -259,9 +259,10 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_device(
 
 /* Describes the accelerators of this machine, for programs, as a JSON document:
  *   {"cuda": {"driver": "13.0",
- *             "devices": [{"spec": "cuda:0", "name": ..., "uuid": ...,
- *                          "compute_capability": "9.0", "memory_bytes": ...,
- *                          "free_bytes": ..., "error": ""}],
+ *             "devices": [{"spec": "cuda:0", "name": ...,
+ *                          "uuid": "GPU-...", "compute_capability": "9.0",
+ *                          "memory_bytes": ..., "free_bytes": ...,
+ *                          "error": ""}],
  *             "nccl": {"library": ..., "version": ..., "error": ""},
  *             "cublas": {"library": ..., "version": ..., "error": ""},
  *             "error": ""}}

@@ -25,21 +25,20 @@ using Json = nlohmann::ordered_json;
 Status DescribeDevice(const Driver* driver, int ordinal, Json* json) {
   CuDevice device = 0;
   std::array<char, 256> name = {};
-  CuUuid uuid = {};
   int major = 0;
   int minor = 0;
   size_t bytes = 0;
   SHARD_CUDA_CALL(driver, DeviceGet, &device, ordinal);
   SHARD_CUDA_CALL(driver, DeviceGetName, name.data(),
                   static_cast<int>(name.size() - 1), device);
-  SHARD_CUDA_CALL(driver, DeviceGetUuid, &uuid, device);
+  SHARD_ASSIGN_OR_RETURN(const std::string uuid, UuidOf(driver, device));
   SHARD_CUDA_CALL(driver, DeviceGetAttribute, &major,
                   CuDeviceAttribute::kComputeCapabilityMajor, device);
   SHARD_CUDA_CALL(driver, DeviceGetAttribute, &minor,
                   CuDeviceAttribute::kComputeCapabilityMinor, device);
   SHARD_CUDA_CALL(driver, DeviceTotalMem, &bytes, device);
   (*json)["name"] = name.data();
-  (*json)["uuid"] = UuidText(uuid);
+  (*json)["uuid"] = uuid;
   (*json)["compute_capability"] = StrCat(major, ".", minor);
   (*json)["memory_bytes"] = bytes;
   SHARD_ASSIGN_OR_RETURN(const auto context, Context::Open(ordinal));

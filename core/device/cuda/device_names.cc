@@ -2,6 +2,7 @@
 
 #include "core/device/cuda/device_names.h"
 
+#include <array>
 #include <cctype>
 #include <cstdint>
 #include <optional>
@@ -12,6 +13,19 @@
 namespace shard::cuda {
 
 namespace {
+
+// Returns "0a1b2c3d-...".
+std::string UuidText(const CuUuid& uuid) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (size_t i = 0; i < sizeof(uuid.bytes); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text.push_back('-');
+    const auto byte = static_cast<unsigned char>(uuid.bytes[i]);
+    text.push_back(kDigits[byte / 16]);
+    text.push_back(kDigits[byte % 16]);
+  }
+  return text;
+}
 
 // Returns a UUID in the form of UuidText, or "" for another text.
 std::string Normalized(std::string_view text) {
@@ -36,11 +50,10 @@ StatusOr<int> FindUuid(const Driver* driver, std::string_view name,
   SHARD_CUDA_CALL(driver, DeviceGetCount, &count);
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     CuDevice device = 0;
-    CuUuid its = {};
     SHARD_CUDA_CALL(driver, DeviceGet, &device, ordinal);
-    SHARD_CUDA_CALL(driver, DeviceGetUuid, &its, device);
-    if (UuidText(its) == uuid) return ordinal;
-    StrAppend(&there, there.empty() ? "" : ", ", UuidText(its));
+    SHARD_ASSIGN_OR_RETURN(const std::string its, UuidOf(driver, device));
+    if (its.ends_with(uuid)) return ordinal;
+    StrAppend(&there, there.empty() ? "" : ", ", its);
   }
   return InvalidArgument("no device has the UUID '", name,
                          "'; there are: ", there.empty() ? "none" : there,
@@ -49,16 +62,15 @@ StatusOr<int> FindUuid(const Driver* driver, std::string_view name,
 
 }  // namespace
 
-std::string UuidText(const CuUuid& uuid) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (size_t i = 0; i < sizeof(uuid.bytes); ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text.push_back('-');
-    const auto byte = static_cast<unsigned char>(uuid.bytes[i]);
-    text.push_back(kDigits[byte / 16]);
-    text.push_back(kDigits[byte % 16]);
-  }
-  return text;
+StatusOr<std::string> UuidOf(const Driver* driver, CuDevice device) {
+  CuUuid uuid = {};
+  std::array<char, 256> name = {};
+  SHARD_CUDA_CALL(driver, DeviceGetUuid, &uuid, device);
+  SHARD_CUDA_CALL(driver, DeviceGetName, name.data(),
+                  static_cast<int>(name.size() - 1), device);
+  const bool is_mig =
+      std::string_view(name.data()).find(" MIG ") != std::string_view::npos;
+  return StrCat(is_mig ? "MIG-" : "GPU-", UuidText(uuid));
 }
 
 StatusOr<int> OrdinalOf(std::string_view name) {

@@ -10,13 +10,15 @@
 #include <string_view>
 
 #include "core/base/status.h"
+#include "core/device/cuda/driver.h"
 #include "core/device/cuda/driver_api.h"
 
 namespace shard::cuda {
 
-// Returns "0a1b2c3d-...", without "GPU-" or "MIG-", which the driver does not
-// tell.
-std::string UuidText(const CuUuid& uuid);
+// Returns "GPU-0a1b2c3d-...", or "MIG-..." for a MIG instance, as nvidia-smi -L
+// lists the device. The driver tells no prefix: a MIG instance has "MIG" as a
+// word of its name ("NVIDIA A100-SXM4-40GB MIG 1g.5gb").
+StatusOr<std::string> UuidOf(const Driver* driver, CuDevice device);
 
 // Returns the ordinal of the device that `name` names: "0", or a UUID with or
 // without its prefix. Errors: kInvalidArgument for a name of no device, which

@@ -319,7 +319,7 @@ void LookAtGpus(std::vector<Finding>* findings) {
                            device["compute_capability"].get<std::string>() +
                            ", " + BytesText(device["free_bytes"]) +
                            " free of " + BytesText(device["memory_bytes"]) +
-                           ", GPU-" + device["uuid"].get<std::string>());
+                           ", " + device["uuid"].get<std::string>());
     } else {
       section.Warn(name, error,
                    "see the message; docs/gpu.md has what it needs");

@@ -1095,9 +1095,10 @@ extern "C" {
     /// ```text
     /// Describes the accelerators of this machine, for programs, as a JSON document:
     ///   {"cuda": {"driver": "13.0",
-    ///             "devices": [{"spec": "cuda:0", "name": ..., "uuid": ...,
-    ///                          "compute_capability": "9.0", "memory_bytes": ...,
-    ///                          "free_bytes": ..., "error": ""}],
+    ///             "devices": [{"spec": "cuda:0", "name": ...,
+    ///                          "uuid": "GPU-...", "compute_capability": "9.0",
+    ///                          "memory_bytes": ..., "free_bytes": ...,
+    ///                          "error": ""}],
     ///             "nccl": {"library": ..., "version": ..., "error": ""},
     ///             "cublas": {"library": ..., "version": ..., "error": ""},
     ///             "error": ""}}

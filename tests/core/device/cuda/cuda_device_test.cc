@@ -69,6 +69,44 @@ TEST_F(CudaDeviceTest, IsOneForAllWhoOpenIt) {
   EXPECT_EQ(other->id().ordinal, 1);
 }
 
+TEST_F(CudaDeviceTest, AUuidNamesADevice) {
+  const auto device = Open("1");
+  for (const char* const name : {"GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe01",
+                                 "GPU-F0F1F2F3-F4F5-F6F7-F8F9-FAFBFCFDFE01",
+                                 "f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe01"}) {
+    EXPECT_EQ(Open(name), device) << name;
+  }
+  EXPECT_NE(Open("GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe00"), device);
+}
+
+TEST_F(CudaDeviceTest, AUuidNamesAMigInstance) {
+  Reset({.device_name = "Fake GPU MIG 1g.5gb"});
+  const auto device = Open("1");
+  for (const char* const name : {"MIG-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe01",
+                                 "MIG-F0F1F2F3-F4F5-F6F7-F8F9-FAFBFCFDFE01"}) {
+    EXPECT_EQ(Open(name), device) << name;
+  }
+  ExpectError(
+      OpenDevice("MIG-00000000-0000-0000-0000-000000000000").status(),
+      StatusCode::kInvalidArgument,
+      {"there are: MIG-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe00, MIG-f0f1f2f3"});
+}
+
+TEST_F(CudaDeviceTest, AnUnknownUuidListsThoseThatAreThere) {
+  const char* const name = "GPU-00000000-0000-0000-0000-000000000000";
+  ExpectError(OpenDevice(name).status(), StatusCode::kInvalidArgument,
+              {"no device has the UUID", name,
+               "there are: GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe00, "
+               "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfe01 (see nvidia-smi -L"});
+  Reset({.devices = 0});
+  ExpectError(OpenDevice(name).status(), StatusCode::kInvalidArgument,
+              {"there are: none"});
+  Reset();
+  FailCall("cuDeviceGetUuid", 1, CuResult::kUnknown);
+  ExpectError(OpenDevice(name).status(), StatusCode::kUnavailable,
+              {"cuDeviceGetUuid"});
+}
+
 TEST_F(CudaDeviceTest, TellsWhereMemoryLies) {
   const auto device = Open();
   const auto other = Open("1");
