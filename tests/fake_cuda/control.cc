@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
+#include <string>
 #include <utility>
 
 #include "tests/fake_cuda/fake.h"
@@ -241,9 +243,25 @@ void ClearFailures() {
 
 namespace {
 
-// The checks of a program that is not linked with this header: with
-// SHARD_FAKE_CUDA_STRICT it fails at its end where work had no order, that of
-// kernels included, or where something is alive.
+// The failures of a program that is not linked with this header, each as
+// FailCall has it: SHARD_FAKE_CUDA_FAIL="SYMBOL:CALL:RESULT", separated by
+// commas.
+struct FailuresOfEnvironment {
+  FailuresOfEnvironment() {
+    const char* const text = std::getenv("SHARD_FAKE_CUDA_FAIL");
+    std::istringstream failures(text == nullptr ? "" : text);
+    for (std::string failure; std::getline(failures, failure, ',');) {
+      const size_t call = failure.find(':') + 1;
+      const size_t result = failure.rfind(':') + 1;
+      FailCall(failure.substr(0, call - 1), std::stoull(failure.substr(call)),
+               static_cast<cuda::CuResult>(std::stoi(failure.substr(result))));
+    }
+  }
+} failures_of_environment;
+
+// The checks of such a program: with SHARD_FAKE_CUDA_STRICT it fails at its end
+// where work had no order, that of kernels included, or where something is
+// alive.
 struct Strict {
   Strict() {
     if (std::getenv("SHARD_FAKE_CUDA_STRICT") != nullptr) DescribeKernels();

@@ -51,16 +51,15 @@ Status DescribeDevice(const Driver* driver, int ordinal, Json* json) {
   return Kernels::Load(context).status();
 }
 
-Json Devices(const Driver* driver) {
-  Json devices = Json::array();
+Status DescribeDevices(const Driver* driver, Json* devices) {
   int count = 0;
-  if (driver->api().DeviceGetCount(&count) != CuResult::kSuccess) count = 0;
+  SHARD_CUDA_CALL(driver, DeviceGetCount, &count);
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     Json json = {{"spec", StrCat("cuda:", ordinal)}};
     json["error"] = DescribeDevice(driver, ordinal, &json).message();
-    devices.push_back(std::move(json));
+    devices->push_back(std::move(json));
   }
-  return devices;
+  return Status();
 }
 
 // A library that is open while this lives, where one of its names is found.
@@ -134,11 +133,15 @@ Json Cublas() {
 }  // namespace
 
 std::string Describe() {
-  const auto driver = Driver::Load();
-  Json json = {
-      {"driver", driver.ok() ? Driver::VersionText((*driver)->version()) : ""},
-      {"error", driver.status().message()},
-      {"devices", driver.ok() ? Devices(*driver) : Json::array()},
+  int version = 0;
+  const auto driver = Driver::Load(&version);
+  Json devices = Json::array();
+  const Status status =
+      driver.ok() ? DescribeDevices(*driver, &devices) : driver.status();
+  const Json json = {
+      {"driver", version == 0 ? "" : Driver::VersionText(version)},
+      {"error", status.message()},
+      {"devices", std::move(devices)},
       {"nccl", Nccl()},
       {"cublas", Cublas()}};
   // Names come from outside.

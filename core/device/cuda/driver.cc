@@ -126,7 +126,7 @@ Status Driver::ToStatus(CuResult result, std::string_view call) const {
                    text == nullptr ? "" : text, remedy));
 }
 
-StatusOr<Driver> Driver::Open() {
+StatusOr<Driver> Driver::Open(int* version) {
   void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* const reason = dlerror();
@@ -142,6 +142,7 @@ StatusOr<Driver> Driver::Open() {
   if (driver.api_.DriverGetVersion != nullptr) {
     static_cast<void>(driver.api_.DriverGetVersion(&driver.version_));
   }
+  *version = driver.version_;
   if (missing.any() || driver.version_ < kOldestVersion) {
     return BackendUnavailable(
         kLibrary, " is of CUDA ", VersionText(driver.version_), missing.Text(),
@@ -153,7 +154,10 @@ StatusOr<Driver> Driver::Open() {
   return driver;
 }
 
-StatusOr<const Driver*> Driver::Load() {
+StatusOr<const Driver*> Driver::Load(int* version) {
+  int unused = 0;
+  if (version == nullptr) version = &unused;
+  *version = 0;
   // Never destroyed: devices may be, when the process ends.
   struct Loaded {
     std::mutex mutex;
@@ -164,15 +168,19 @@ StatusOr<const Driver*> Driver::Load() {
   const pid_t self = ::getpid();
   // Before the mutex, which a child of fork may find held for ever.
   if (const pid_t owner = loaded->owner.load(); owner != 0 && owner != self) {
+    *version = loaded->driver.version_;
     return FailedPrecondition(
         "process ", self, " was forked from process ", owner,
         ", which had used CUDA before, and cannot use it; fork first, or start "
         "a new program (exec)");
   }
   const std::lock_guard<std::mutex> lock(loaded->mutex);
-  if (loaded->owner.load() == self) return &loaded->driver;
+  if (loaded->owner.load() == self) {
+    *version = loaded->driver.version_;
+    return &loaded->driver;
+  }
   // An error is not kept: the next call may find what is missing.
-  SHARD_ASSIGN_OR_RETURN(loaded->driver, Open());
+  SHARD_ASSIGN_OR_RETURN(loaded->driver, Open(version));
   loaded->owner.store(self);
   return &loaded->driver;
 }

@@ -21,10 +21,12 @@ class Driver {
   // The oldest version that is used: 12.0, as cuDriverGetVersion counts.
   static constexpr int kOldestVersion = 12000;
 
-  // Loads and initializes the driver; later calls return the same one. Errors:
+  // Loads and initializes the driver; later calls return the same one.
+  // `version`, which may be null, receives its version after an error too: 0
+  // where there is no driver, or one that does not tell. Errors:
   // kBackendUnavailable, which says what is missing; kFailedPrecondition in a
   // child of fork.
-  static StatusOr<const Driver*> Load();
+  static StatusOr<const Driver*> Load(int* version = nullptr);
 
   const DriverApi& api() const { return api_; }
   int version() const { return version_; }
@@ -36,7 +38,7 @@ class Driver {
 
  private:
   Driver() = default;
-  static StatusOr<Driver> Open();
+  static StatusOr<Driver> Open(int* version);
 
   DriverApi api_;
   int version_ = 0;

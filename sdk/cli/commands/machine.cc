@@ -291,11 +291,12 @@ void LookAtBackends(std::vector<Finding>* findings) {
 
 void LookAtGpus(std::vector<Finding>* findings) {
   Section section("gpus", findings);
-  std::string text;
+  // Room for most machines, because each call opens each GPU.
+  std::string text(1 << 16, '\0');
   size_t length = 0;
   // The text may grow between two calls.
   do {
-    text.resize(length + 1);
+    text.resize(std::max(text.size(), length + 1));
     const Error error(shard_devices_json(text.data(), text.size(), &length));
     if (error != nullptr) {
       section.Info("devices", shard_error_message(error.get()));
@@ -304,18 +305,21 @@ void LookAtGpus(std::vector<Finding>* findings) {
   } while (length >= text.size());
   text.resize(length);
   const Json cuda = Json::parse(text)["cuda"];
-  // A machine without GPUs is fit, too.
-  if (cuda["error"] != "") {
-    section.Info("driver", cuda["error"]);
-    return;
+  const std::string version = cuda["driver"];
+  const std::string known = version.empty() ? "" : "for CUDA " + version;
+  if (const std::string error = cuda["error"]; !error.empty()) {
+    // A machine without GPUs is fit, too.
+    section.Info("driver", known.empty() ? error : known + "; " + error);
+  } else {
+    section.Ok("driver", known);
+    if (cuda["devices"].empty()) section.Info("devices", "none");
   }
-  section.Ok("driver", "for CUDA " + cuda["driver"].get<std::string>());
-  if (cuda["devices"].empty()) section.Info("devices", "none");
   for (const Json& device : cuda["devices"]) {
     const std::string error = device["error"];
     const std::string name = device["spec"];
     if (error.empty()) {
-      section.Ok(name, device["name"].get<std::string>() + ", sm_" +
+      section.Ok(name, device["name"].get<std::string>() +
+                           ", compute capability " +
                            device["compute_capability"].get<std::string>() +
                            ", " + BytesText(device["free_bytes"]) +
                            " free of " + BytesText(device["memory_bytes"]) +
@@ -327,7 +331,9 @@ void LookAtGpus(std::vector<Finding>* findings) {
   }
   for (const char* const library : {"nccl", "cublas"}) {
     const Json& found = cuda[library];
-    if (found["error"] == "") {
+    if (found.is_null()) {
+      section.Info(library, "not looked for without libshard_cuda.so");
+    } else if (found["error"] == "") {
       section.Ok(library, found["library"].get<std::string>() + " " +
                               found["version"].get<std::string>());
     } else {

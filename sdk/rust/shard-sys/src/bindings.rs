@@ -1103,8 +1103,9 @@ extern "C" {
     ///             "cublas": {"library": ..., "version": ..., "error": ""},
     ///             "error": ""}}
     /// An `error` that is not "" says why something is not there, or cannot be used,
-    /// and what to do. Each GPU is opened for a moment, which may take a second. Any
-    /// thread.
+    /// and what to do. `driver` is "" where there is none; nccl and cublas do not
+    /// depend on it, and are null only where libshard_cuda.so does not load. Each
+    /// GPU is opened for a moment, which may take a second. Any thread.
     /// ```
     #[must_use]
     pub fn shard_devices_json(buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;

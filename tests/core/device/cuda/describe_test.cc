@@ -18,7 +18,7 @@ namespace shard::cuda {
 namespace {
 
 using Json = nlohmann::json;
-using testing::fake_cuda::Options;
+using testing::fake_cuda::FailCall;
 using testing::fake_cuda::Reset;
 
 class DescribeTest : public testing::FakeCudaTest {
@@ -40,6 +40,18 @@ TEST_F(DescribeTest, AUuidNamesItsDevice) {
     ASSERT_OK(device);
     EXPECT_EQ((*device)->name(), "cuda:1");
   }
+}
+
+TEST_F(DescribeTest, AnErrorOfTheCountIsKept) {
+  FailCall("cuDeviceGetCount", 1, CuResult::kUnknown);
+  const Json json = Described();
+  EXPECT_EQ(json["driver"], "13.0");
+  EXPECT_EQ(json["devices"], Json::array());
+  const std::string error = json["error"];
+  EXPECT_TRUE(error.starts_with("cuDeviceGetCount: CUDA_ERROR_UNKNOWN"))
+      << error;
+  EXPECT_TRUE(json["nccl"].contains("library"));
+  EXPECT_TRUE(json["cublas"].contains("library"));
 }
 
 }  // namespace
