@@ -18,6 +18,7 @@
 #ifndef SHARD_CORE_DEVICE_DEVICE_H_
 #define SHARD_CORE_DEVICE_DEVICE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -70,6 +71,14 @@ struct DeviceId {
   int32_t ordinal = 0;  // Among the devices of the kind.
 };
 
+// What the memory of Device::Allocate has left.
+struct MemoryRoom {
+  uint64_t free = 0;
+  uint64_t total = 0;
+  // Names the memory: the same for all devices, of any process, that share it.
+  std::array<char, 16> id = {};
+};
+
 // Where memory lies that the host gives.
 enum class MemoryPlace {
   kDevice,  // Where the device's tensors lie.
@@ -90,6 +99,11 @@ class Device {
   // `what` the memory is for.
   virtual StatusOr<DeviceMemory> Allocate(size_t bytes,
                                           std::string_view what) = 0;
+  // Returns what is left for Allocate, where that memory is the device's own;
+  // kUnimplemented elsewhere. The figure is a snapshot and reserves nothing.
+  virtual StatusOr<MemoryRoom> FindMemoryRoom() {
+    return Unimplemented(name(), " has no memory of its own");
+  }
   // Returns whether the host may read and write the memory of Allocate where it
   // lies. Elsewhere only streams may; HostAccess (host_access.h) serves both.
   virtual bool IsHostMemory() const = 0;

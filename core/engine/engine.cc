@@ -82,6 +82,8 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
         DescribeDevice(*device, sink);
       },
       deadline));
+  SHARD_RETURN_IF_ERROR(
+      CheckDeviceMemory(*plan, comm.get(), device.get(), deadline));
   const auto blas = FindBlas(*plan, hypers, device.get());
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm.get(), "find a BLAS", blas.status(), deadline));

@@ -141,17 +141,25 @@ bool IsPinned(const Allocation* allocation) {
   return allocation->kind == MemoryKind::kPinned;
 }
 
-// Makes an allocation, unless there is no room.
+// Makes an allocation, unless there is no room. `pool`: its pool, or null.
 CuResult Allocate(Fake* fake, MemoryKind kind, int device, Handle context,
-                  size_t bytes, Allocation** allocation) {
+                  size_t bytes, Pool* pool, Allocation** allocation) {
   if (bytes == 0) return CuResult::kInvalidValue;
   const bool pinned = kind == MemoryKind::kPinned;
   size_t& used = fake->used_bytes[pinned ? -1 : device];
-  const size_t limit =
-      pinned ? fake->options.pinned_bytes : fake->options.memory_bytes;
-  if (bytes > limit - used) return CuResult::kOutOfMemory;
+  const size_t free =
+      pinned ? fake->options.pinned_bytes - used : fake->FreeBytes(device);
+  const size_t kept = pool == nullptr ? 0 : std::min(bytes, pool->KeptBytes());
+  if (bytes - kept > free) return CuResult::kOutOfMemory;
   *allocation = fake->memory.Allocate(kind, device, context, bytes);
   if (*allocation == nullptr) return CuResult::kOutOfMemory;
+  for (size_t left = kept; left > 0;) {
+    Pool::Kept& last = pool->kept.back();
+    const size_t part = std::min(left, last.bytes);
+    left -= part;
+    last.bytes -= part;
+    if (last.bytes == 0) pool->kept.pop_back();
+  }
   used += bytes;
   return CuResult::kSuccess;
 }
@@ -520,7 +528,7 @@ CuResult cuCtxPopCurrent_v2(CuContext* context) {
 CuResult cuMemGetInfo_v2(size_t* free, size_t* total) {
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuMemGetInfo_v2);
   *total = fake->options.memory_bytes;
-  *free = *total - fake->used_bytes[call.current()->device];
+  *free = fake->FreeBytes(call.current()->device);
   return CuResult::kSuccess;
 }
 
@@ -726,7 +734,7 @@ CuResult cuMemAlloc_v2(CuPointer* memory, size_t bytes) {
   Allocation* allocation = nullptr;
   const CuResult result =
       Allocate(fake, MemoryKind::kDevice, call.current()->device,
-               call.current_handle(), bytes, &allocation);
+               call.current_handle(), bytes, nullptr, &allocation);
   if (result == CuResult::kSuccess) *memory = allocation->begin;
   return result;
 }
@@ -748,7 +756,7 @@ CuResult cuMemPoolCreate(CuMemoryPool* pool, const CuMemoryPoolProps* props) {
   }
   if (!IsDevice(*fake, props->location_id)) return CuResult::kInvalidDevice;
   const Handle handle = fake->MakeHandle();
-  fake->pools[handle] = {props->location_id};
+  fake->pools[handle].device = props->location_id;
   *pool = reinterpret_cast<CuMemoryPool>(handle);
   return CuResult::kSuccess;
 }
@@ -760,23 +768,29 @@ CuResult cuMemPoolDestroy(CuMemoryPool pool) {
                                                        : call.result();
 }
 
-CuResult cuMemPoolTrimTo(CuMemoryPool pool, size_t /*bytes*/) {
+CuResult cuMemPoolTrimTo(CuMemoryPool pool, size_t bytes) {
   SHARD_FAKE_CUDA_ENTER(cuMemPoolTrimTo);
-  return FindIn(&fake->pools, HandleOf(pool)) == nullptr
-             ? CuResult::kInvalidValue
-             : CuResult::kSuccess;
+  Pool* const found = FindIn(&fake->pools, HandleOf(pool));
+  if (found == nullptr) return CuResult::kInvalidValue;
+  if (bytes != 0) return CuResult::kNotSupported;  // Of the fake.
+  const Clock& host = fake->scheduler.host_clock();
+  std::erase_if(found->kept, [&host](const Pool::Kept& it) {
+    return host.Has(it.free.stream, it.free.number);
+  });
+  return CuResult::kSuccess;
 }
 
 CuResult cuMemAllocFromPoolAsync(CuPointer* memory, size_t bytes,
                                  CuMemoryPool pool, CuStream handle) {
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuMemAllocFromPoolAsync);
   SHARD_FAKE_CUDA_FIND_STREAM(handle, stream);
-  const Pool* const found = FindIn(&fake->pools, HandleOf(pool));
+  Pool* const found = FindIn(&fake->pools, HandleOf(pool));
   if (found == nullptr) return CuResult::kInvalidValue;
   Allocation* allocation = nullptr;
   const CuResult result = Allocate(fake, MemoryKind::kPool, found->device,
-                                   stream->context, bytes, &allocation);
+                                   stream->context, bytes, found, &allocation);
   if (result != CuResult::kSuccess) return result;
+  allocation->pool = HandleOf(pool);
   const auto operation =
       fake->scheduler.Enqueue(stream, "cuMemAllocFromPoolAsync", nullptr);
   fake->memory.Check(allocation, Use::kAllocate, allocation->begin,
@@ -805,6 +819,10 @@ CuResult cuMemFreeAsync(CuPointer memory, CuStream handle) {
   fake->memory.Check(allocation, Use::kFree, allocation->begin, allocation->end,
                      operation->actor, operation->clock, &fake->violations);
   MarkFreed(fake, allocation, operation->actor.name);
+  if (Pool* const pool = FindIn(&fake->pools, allocation->pool)) {
+    pool->kept.push_back(
+        {operation->actor, allocation->end - allocation->begin});
+  }
   // What is not ordered before it would fault, and the test would not tell why.
   if (fake->violations.size() != before) return call.result();
   operation->run = [fake, allocation] {
@@ -822,7 +840,7 @@ CuResult cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {
   Allocation* allocation = nullptr;
   const CuResult result =
       Allocate(fake, MemoryKind::kPinned, call.current()->device,
-               call.current_handle(), bytes, &allocation);
+               call.current_handle(), bytes, nullptr, &allocation);
   if (result == CuResult::kSuccess) {
     *memory = reinterpret_cast<void*>(allocation->begin);
   }

@@ -52,7 +52,21 @@ struct Event {
 };
 
 struct Pool {
+  // Memory that was freed, and is for allocations of this pool alone until the
+  // host knows of the free and trims the pool.
+  struct Kept {
+    Actor free;
+    size_t bytes;
+  };
+
   int device;
+  std::vector<Kept> kept = {};
+
+  size_t KeptBytes() const {
+    size_t bytes = 0;
+    for (const Kept& it : kept) bytes += it.bytes;
+    return bytes;
+  }
 };
 
 // A call that is to fail.
@@ -74,6 +88,14 @@ struct Fake {
   void Lose(cuda::CuResult result) {
     lost = result;
     scheduler.Drop();
+  }
+  // Returns what a device can still give, but for what pools keep.
+  size_t FreeBytes(int device) {
+    size_t bytes = options.memory_bytes - used_bytes[device];
+    for (const auto& [handle, pool] : pools) {
+      if (pool.device == device) bytes -= pool.KeptBytes();
+    }
+    return bytes;
   }
   void Add(ViolationKind kind, const std::string& text) {
     violations.push_back({kind, text});

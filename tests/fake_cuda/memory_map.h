@@ -51,6 +51,7 @@ struct Allocation {
   int device;
   uint64_t context;
   uintptr_t begin, end;
+  uint64_t pool = 0;  // Of kPool.
   std::vector<Past> past;
   bool is_freed = false;  // A call has freed it:
   std::string freed_by;

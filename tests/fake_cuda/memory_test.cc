@@ -248,6 +248,30 @@ TEST_F(PoolTest, IsUsedInTheOrderOfAStream) {
   EXPECT_EQ(CountAlive().device_allocations, 0u);
 }
 
+TEST_F(PoolTest, KeepsWhatTheHostDoesNotKnowToBeFree) {
+  const CuStream stream = MakeStream();
+  size_t before = 0;
+  size_t free = 0;
+  size_t total = 0;
+  EXPECT_CU(api_.MemGetInfo(&before, &total));
+  const CuPointer memory = Allocate(stream);
+  EXPECT_CU(api_.MemFreeAsync(memory, stream));
+  RunAll();
+  EXPECT_CU(api_.MemPoolTrimTo(pool_, 0));
+  EXPECT_CU(api_.MemGetInfo(&free, &total));
+  EXPECT_EQ(free, before - kBytes);
+  // The pool has it for itself.
+  EXPECT_CU(api_.MemFreeAsync(Allocate(stream), stream));
+  EXPECT_CU(api_.MemGetInfo(&free, &total));
+  EXPECT_EQ(free, before - kBytes);
+  Synchronize(stream);
+  EXPECT_CU(api_.MemGetInfo(&free, &total));
+  EXPECT_EQ(free, before - kBytes);
+  EXPECT_CU(api_.MemPoolTrimTo(pool_, 0));
+  EXPECT_CU(api_.MemGetInfo(&free, &total));
+  EXPECT_EQ(free, before);
+}
+
 TEST_F(PoolTest, FindsAnUseBeforeTheAllocation) {
   const CuStream a = MakeStream();
   const CuStream b = MakeStream();

@@ -42,6 +42,7 @@ class CudaDevice final : public Device {
                                   std::string_view what) override {
     return memory_.Allocate(bytes, what);
   }
+  StatusOr<MemoryRoom> FindMemoryRoom() override { return memory_.FindRoom(); }
   bool IsHostMemory() const override { return false; }
   bool ReachesSharedMemory() const override { return false; }
   StatusOr<DeviceMemory> AllocateHost(size_t bytes,

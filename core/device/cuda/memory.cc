@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -94,6 +95,18 @@ class Memory::Pool {
     return filled;
   }
 
+  // Gives back what the pool keeps of memory that was freed. Pieces that were
+  // freed last are among it only once the host knows that they are free.
+  Status Trim() const {
+    if (pool_ == nullptr) return Status();
+    SHARD_ASSIGN_OR_RETURN(const CuEvent event, context_->TakeEvent());
+    const auto freed = Await(event);
+    context_->ReturnEvent(event);
+    SHARD_RETURN_IF_ERROR(freed.status());
+    SHARD_CUDA_CALL(context_->driver(), MemPoolTrimTo, pool_, 0);
+    return Status();
+  }
+
   const std::shared_ptr<Context>& context() const { return context_; }
 
  private:
@@ -106,11 +119,13 @@ class Memory::Pool {
     }
     return Status();
   }
-  Status Finish(CuEvent event) const {
+  // Waits for the stream. Returns whether that was in time.
+  StatusOr<bool> Await(CuEvent event) const {
     SHARD_CUDA_CALL(context_->driver(), EventRecord, event, stream_);
-    SHARD_ASSIGN_OR_RETURN(
-        const bool done,
-        context_->Await(event, Deadline::After(kFillTimeout), nullptr));
+    return context_->Await(event, Deadline::After(kFillTimeout), nullptr);
+  }
+  Status Finish(CuEvent event) const {
+    SHARD_ASSIGN_OR_RETURN(const bool done, Await(event));
     if (done) return Status();
     context_->Abandon();
     return DeadlineExceeded(context_->name(), " did not fill new memory in ",
@@ -135,6 +150,22 @@ StatusOr<Memory> Memory::Open(std::shared_ptr<Context> context) {
 StatusOr<DeviceMemory> Memory::Allocate(size_t bytes,
                                         std::string_view what) const {
   return AllocateFilled(bytes, nullptr, what);
+}
+
+StatusOr<MemoryRoom> Memory::FindRoom() const {
+  const Context& context = *pool_->context();
+  MemoryRoom room;
+  SHARD_RETURN_IF_ERROR(context.Run([&] {
+    SHARD_RETURN_IF_ERROR(pool_->Trim());
+    size_t free = 0;
+    size_t total = 0;
+    CuUuid uuid = {};
+    SHARD_CUDA_CALL(context.driver(), MemGetInfo, &free, &total);
+    SHARD_CUDA_CALL(context.driver(), DeviceGetUuid, &uuid, context.device());
+    room = {free, total, std::to_array(uuid.bytes)};
+    return Status();
+  }));
+  return room;
 }
 
 StatusOr<DeviceMemory> Memory::Upload(const void* from, size_t bytes,

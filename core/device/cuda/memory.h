@@ -32,6 +32,9 @@ class Memory {
     return pinned_->Allocate(bytes, what);
   }
 
+  // As Device::FindMemoryRoom.
+  StatusOr<MemoryRoom> FindRoom() const;
+
   // Allocates memory of the device with a copy of the host's `bytes` bytes at
   // `from`.
   StatusOr<DeviceMemory> Upload(const void* from, size_t bytes,

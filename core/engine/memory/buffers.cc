@@ -5,6 +5,8 @@
 #include <string_view>
 #include <utility>
 
+#include "core/base/strings.h"
+
 namespace shard {
 
 namespace {
@@ -22,6 +24,17 @@ StatusOr<DeviceMemory> AllocateSome(Device* device, std::string_view what,
 }
 
 }  // namespace
+
+Status WithNeededMemory(const Status& status, const Plan& plan,
+                        const Communicator& comm, const Device& device) {
+  if (status.code() != StatusCode::kResourceExhausted ||
+      device.id().kind == DeviceId::Kind::kCpu) {
+    return status;
+  }
+  const uint64_t bytes = plan.Memory(comm.direct()).DeviceTotal();
+  return status.WithContext(
+      StrCat("a plan that needs ", FormatBytes(bytes), " on ", device.name()));
+}
 
 unsigned char* EngineMemory::Arena::base(int rank) const {
   std::byte* const at = visible ? visible->region(rank) : pages.data();
@@ -70,7 +83,9 @@ StatusOr<EngineMemory> EngineMemory::Allocate(const Plan& plan,
   }
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(
       comm, "allocate private memory",
-      memory.AllocatePrivate(sizes, !is_visible, device), deadline));
+      WithNeededMemory(memory.AllocatePrivate(sizes, !is_visible, device), plan,
+                       *comm, *device),
+      deadline));
   memory.PlaceBuffers(plan);
   return memory;
 }

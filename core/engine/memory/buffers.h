@@ -66,6 +66,12 @@ struct EngineBuffer {
   }
 };
 
+// Returns an error of `device`, for an engine of `plan` on `comm`, that some
+// memory was refused: with what the plan needs of the device's own in all.
+// Returns other statuses as they are.
+Status WithNeededMemory(const Status& status, const Plan& plan,
+                        const Communicator& comm, const Device& device);
+
 class EngineMemory {
  public:
   // Allocates the memory of `plan`. COLLECTIVE. `plan` and `device` must

@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string_view>
+#include <vector>
 
 #include "core/base/host_memory.h"
+#include "core/base/strings.h"
 #include "core/collectives/collectives.h"
 #include "core/state/manifest_bound.h"
 
@@ -50,6 +53,38 @@ Status CheckSupported(const Plan& plan, const Communicator& comm,
     }
   }
   return Status();
+}
+
+Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
+                         const Deadline& deadline) {
+  // CheckSupported has looked at the host's memory.
+  if (device->id().kind == DeviceId::Kind::kCpu) return Status();
+  constexpr std::string_view kPhase = "look at the memory of devices";
+  using MemoryId = decltype(MemoryRoom::id);
+  const auto room = device->FindMemoryRoom();
+  const MemoryId mine = room.ok() ? room->id : MemoryId();
+  std::vector<MemoryId> all(static_cast<size_t>(comm->world_size()));
+  SHARD_RETURN_IF_ERROR(
+      comm->AllGather(kPhase, &mine, sizeof(mine), all.data(), deadline));
+  Status local = room.status();
+  if (local.ok()) {
+    // No rank allocates before all have looked, so each must leave room for the
+    // others.
+    const auto ranks =
+        static_cast<uint64_t>(std::count(all.begin(), all.end(), mine));
+    const uint64_t bytes =
+        plan.Memory(SharesTensors(*comm, *device)).DeviceTotal();
+    if (bytes > room->free / ranks) {
+      local = ResourceExhausted(
+          "the plan needs ", FormatBytes(bytes), " (", bytes, " bytes) ",
+          ranks == 1 ? "" : StrCat("for each of ", ranks, " ranks "), "on ",
+          device->name(), ", which has ", FormatBytes(room->free), " free of ",
+          FormatBytes(room->total),
+          "; shard it over more ranks, use a higher stage, or keep optimizer "
+          "states in 16 or 8 bits (see shardctl plan)");
+    }
+  }
+  return AgreeOnStatus(comm, kPhase, local, deadline);
 }
 
 StatusOr<std::string> FindBlas(const Plan& plan, const Hypers& hypers,

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
@@ -38,6 +39,12 @@ uint64_t HostBytesToAllocate(const Plan& plan, const Communicator& comm,
 // checkpoint can hold the state. Local.
 Status CheckSupported(const Plan& plan, const Communicator& comm,
                       const Device& device, const Plan* before);
+
+// Returns kResourceExhausted on all ranks where a device with memory of its own
+// has not enough of it for `plan`, once for each rank on it. COLLECTIVE, for
+// ranks on devices of one kind. OK is no promise that the plan will fit.
+Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
+                         const Deadline& deadline);
 
 // Loads the BLAS that the plan's optimizers need and returns its name; "" where
 // none needs one. Local. BACKEND_UNAVAILABLE lists the names that were tried.

@@ -28,6 +28,9 @@ class ForwardingDevice : public Device {
                                   std::string_view what) override {
     return device_->Allocate(bytes, what);
   }
+  StatusOr<MemoryRoom> FindMemoryRoom() override {
+    return device_->FindMemoryRoom();
+  }
   bool IsHostMemory() const override { return device_->IsHostMemory(); }
   bool ReachesSharedMemory() const override {
     return device_->ReachesSharedMemory();

@@ -468,9 +468,18 @@ struct Room {
   }
 };
 
+std::shared_ptr<const Plan> LargePlan(int world_size = 1) {
+  return MakePlan(
+      {.units = 5, .world_size = world_size, .elements_per_unit = 40000});
+}
+
 StatusOr<std::unique_ptr<Engine>> MakeLarge() {
-  return MakeEngine(MakePlan({.units = 5, .elements_per_unit = 40000}),
-                    OpenLocal());
+  return MakeEngine(LargePlan(), OpenLocal());
+}
+
+// Returns what a plan predicts for the device of one rank.
+size_t PlannedBytes(const Plan& plan) {
+  return plan.Memory(plan.options().world_size == 1).DeviceTotal();
 }
 
 // Returns the bytes that an error says are needed.
@@ -480,6 +489,17 @@ size_t NeededBytes(const Status& status) {
   const size_t begin = text.rfind('(', end) + 1;
   EXPECT_NE(end, std::string::npos) << text;
   return std::strtoull(text.c_str() + begin, nullptr, 10);
+}
+
+// Returns how many calls were made that give memory.
+uint64_t CountMemoryCalls(const FakeCounters& counters) {
+  uint64_t count = 0;
+  for (const auto& [symbol, calls] : counters.calls) {
+    const bool gives = symbol.starts_with("cuMem") &&
+                       symbol.find("Alloc") != std::string::npos;
+    if (gives) count += calls;
+  }
+  return count;
 }
 
 class CudaMemoryTest : public ::testing::TestWithParam<bool> {
@@ -495,26 +515,106 @@ class CudaMemoryTest : public ::testing::TestWithParam<bool> {
 
 TEST_P(CudaMemoryTest, AnEngineThatDoesNotFitSaysWhatItNeeds) {
   const size_t all = LargeBytes();
-  std::vector<size_t> rooms = {all - 1};
-  for (size_t room = 0; room < all; room += all / 24) rooms.push_back(room);
+  const size_t planned = PlannedBytes(*LargePlan());
+  // The tables of kernels and the values of steps are beside the plan.
+  ASSERT_LT(planned + 2, all);
+  std::vector<size_t> rooms = {planned - 1, planned, planned + 1, all - 1};
+  for (size_t room = 0; room < planned; room += all / 24) rooms.push_back(room);
   for (const size_t room : rooms) {
     SCOPED_TRACE(room);
     const FakeCuda fake(
         Room{.memory_pools = GetParam(), .memory_bytes = room}.ToOptions());
+    const FakeCounters before = Count();
     const auto engine = MakeLarge();
     ASSERT_FALSE(engine.ok());
     const size_t needed = NeededBytes(engine.status());
-    EXPECT_GT(needed, 0u);
-    ExpectError(engine, StatusCode::kResourceExhausted,
-                {"of memory of cuda:0", FormatBytes(needed), "which has ",
-                 StrCat(" free of ", FormatBytes(room)), "shardctl plan"});
-    // The first piece finds all of it free.
-    const std::string text(engine.status().message());
-    if (text.find("parameters: ") != std::string::npos) {
-      EXPECT_NE(text.find(StrCat("which has ", FormatBytes(room), " free")),
-                std::string::npos)
-          << text;
+    if (room < planned) {
+      EXPECT_EQ(needed, planned);
+      ExpectError(engine, StatusCode::kResourceExhausted,
+                  {StrCat("the plan needs ", FormatBytes(planned)),
+                   "on cuda:0, which has ", FormatBytes(room),
+                   StrCat(" free of ", FormatBytes(room)), "higher stage",
+                   "shardctl plan"});
+      EXPECT_EQ(CountMemoryCalls(CountSince(before)), 0u);
+    } else {
+      EXPECT_GT(needed, 0u);
+      ExpectError(
+          engine, StatusCode::kResourceExhausted,
+          {StrCat("a plan that needs ", FormatBytes(planned), " on cuda:0: "),
+           "of memory of cuda:0", FormatBytes(needed), "which has ",
+           StrCat(" free of ", FormatBytes(room)), "shardctl plan"});
     }
+  }
+}
+
+// Each of two ranks on a GPU finds room for itself before the other allocates.
+TEST_P(CudaMemoryTest, RanksOnADeviceLeaveRoomForEachOther) {
+  const auto plan = LargePlan(2);
+  const size_t planned = PlannedBytes(*plan);
+  const auto make = [&](const auto& comm, const char* device) {
+    EngineOptions options;
+    options.opened_device = *cuda::OpenDevice(device);
+    return Engine::Create(plan, comm, options);
+  };
+  const FakeCuda fake(
+      Room{.memory_pools = GetParam(), .memory_bytes = planned * 3 / 2}
+          .ToOptions());
+  const FakeCounters before = Count();
+  RunThreadRanks(2, [&](const auto& comm) {
+    const auto engine = make(comm, "0");
+    ExpectError(engine, StatusCode::kResourceExhausted,
+                {StrCat("rank 0: the plan needs ", FormatBytes(planned), " (",
+                        planned, " bytes) for each of 2 ranks on cuda:0"),
+                 StrCat("which has ", FormatBytes(planned * 3 / 2), " free")});
+  });
+  EXPECT_EQ(CountMemoryCalls(CountSince(before)), 0u);
+  FakeCuda::Check();
+  // The ranks' own devices have room for one each.
+  RunThreadRanks(2, [&](const auto& comm) {
+    EXPECT_OK(make(comm, comm->rank() == 0 ? "0" : "1"));
+  });
+  // One rank has no room, because others use its device.
+  const auto device = cuda::OpenDevice("0");
+  ASSERT_OK(device);
+  const auto others = (*device)->Allocate(planned, "other work");
+  ASSERT_OK(others);
+  RunThreadRanks(2, [&](const auto& comm) {
+    const auto engine = make(comm, comm->rank() == 0 ? "1" : "0");
+    ExpectError(engine, StatusCode::kResourceExhausted,
+                {"rank 1: the plan needs ", "on cuda:0, which has "});
+  });
+}
+
+// Both plans have their memory until the states have moved.
+TEST_P(CudaMemoryTest, AnEngineTrainsOnWithoutRoomToChangeItsPlan) {
+  const FakeCuda fake(Room{.memory_pools = GetParam(),
+                           .memory_bytes = LargeBytes() + (64 << 10)}
+                          .ToOptions());
+  const auto engine = MakeLarge();
+  ASSERT_OK(engine);
+  ASSERT_OK(Fill(engine->get()));
+  ASSERT_OK(TrainOneStep(engine->get(), 1));
+  const size_t before = CountAlive().device_bytes;
+  const std::vector<ParamId> params = {0};
+  const Status changed = (*engine)->SetTrainable(params, false, 0);
+  ExpectError(changed, StatusCode::kResourceExhausted,
+              {"the plan needs ", "on cuda:0, which has "});
+  EXPECT_LT(NeededBytes(changed), PlannedBytes(*LargePlan()));
+  EXPECT_EQ(CountAlive().device_bytes, before);
+  EXPECT_OK(TrainOneStep(engine->get(), 2));
+}
+
+// A pool keeps memory that was freed until the host knows of that.
+TEST_P(CudaMemoryTest, MemoryThatThePoolKeepsIsFree) {
+  const FakeCuda fake(
+      Room{.memory_pools = GetParam(), .memory_bytes = LargeBytes()}
+          .ToOptions());
+  // Keeps the pool of the device.
+  const auto device = cuda::OpenDevice("0");
+  ASSERT_OK(device);
+  for (int i = 0; i < 3; ++i) {
+    SCOPED_TRACE(i);
+    EXPECT_OK(MakeLarge());
   }
 }
 
@@ -533,7 +633,7 @@ TEST_P(CudaMemoryTest, AnEngineThatJustFitsTrains) {
       StrCat("which has ", FormatBytes(room - used), " free of ");
   // Another one finds no room, and takes none.
   ExpectError(MakeLarge(), StatusCode::kResourceExhausted,
-              {"parameters: ", free});
+              {"the plan needs ", free});
   EXPECT_EQ(CountAlive().device_bytes, used);
   ASSERT_OK(TrainOneStep(engine->get(), 2));
   EXPECT_OK(ReadParam(engine->get()));
