@@ -104,18 +104,27 @@ Context::~Context() {
 }
 
 StatusOr<CuEvent> Context::TakeEvent() {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!events_.empty()) {
-      const CuEvent event = events_.back();
-      events_.pop_back();
-      return event;
-    }
-    // So that ReturnEvent allocates nothing.
-    events_.reserve(events_.capacity() + 1);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!events_.empty()) {
+    const CuEvent event = events_.back();
+    events_.pop_back();
+    return event;
   }
+  const size_t more = std::max<size_t>(num_events_, 1);
+  // So that ReturnEvent allocates nothing.
+  events_.reserve(num_events_ + more);
   CuEvent event = nullptr;
   SHARD_CUDA_CALL(driver_, EventCreate, &event, kEventDisableTiming);
+  ++num_events_;
+  for (size_t i = 1; i < more; ++i) {
+    CuEvent next = nullptr;
+    // The one that is needed is there.
+    if (api().EventCreate(&next, kEventDisableTiming) != CuResult::kSuccess) {
+      break;
+    }
+    ++num_events_;
+    events_.push_back(next);
+  }
   return event;
 }
 

@@ -77,8 +77,10 @@ class Context {
     return work();
   }
 
-  // Takes an event from those that are not in use, or makes one. REQUIRES: the
-  // context is current.
+  // Takes an event from those that are not in use. Where there is none, makes
+  // as many as there are in all: how many are in use at once differs a little
+  // from step to step, and a step should make none. REQUIRES: the context is
+  // current.
   StatusOr<CuEvent> TakeEvent();
   void ReturnEvent(CuEvent event) noexcept;
 
@@ -112,7 +114,9 @@ class Context {
   unsigned multiprocessors_ = 0;
   std::atomic<bool> abandoned_ = false;
   std::mutex mutex_;
-  std::vector<CuEvent> events_;  // GUARDED_BY(mutex_)
+  // GUARDED_BY(mutex_):
+  std::vector<CuEvent> events_;  // Not in use.
+  size_t num_events_ = 0;        // With those in use.
 };
 
 }  // namespace shard::cuda

@@ -290,6 +290,27 @@ TEST_F(CudaDeviceTest, OneFailedCallAtAStreamsEndIsTriedAgain) {
   }
 }
 
+// So that work which uses a few more of them at once than before makes none.
+TEST_F(CudaDeviceTest, EventsAreMadeAhead) {
+  const auto device = Open();
+  const auto stream = device->CreateStream(StreamKind::kCompute);
+  ASSERT_OK(stream);
+  std::vector<Event> events;
+  for (int i = 0; i < 5; ++i) events.push_back((*stream)->Record());
+  const Counters before = Count();
+  for (int i = 0; i < 3; ++i) events.push_back((*stream)->Record());
+  events.clear();
+  for (int i = 0; i < 8; ++i) events.push_back((*stream)->Record());
+  EXPECT_EQ(CountSince(before).Calls("cuEventCreate"), 0u);
+  EXPECT_OK((*stream)->Synchronize(Deadline::After(30)));
+  // Where there is room for no more, that one is enough which is needed.
+  for (int i = 0; i < 8; ++i) events.push_back((*stream)->Record());
+  FailCall("cuEventCreate", 2, CuResult::kOutOfMemory);
+  events.push_back((*stream)->Record());
+  EXPECT_EQ(CountSince(before).Calls("cuEventCreate"), 10u);
+  EXPECT_OK((*stream)->Synchronize(Deadline::After(30)));
+}
+
 // On a lost device nothing runs.
 TEST_F(CudaDeviceTest, ALostDeviceIsFreed) {
   const auto device = Open();
