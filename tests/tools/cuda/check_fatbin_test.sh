@@ -13,10 +13,14 @@ fail() {
 check="$TEST_SRCDIR/$TEST_WORKSPACE/tools/bazel/cuda/check_fatbin.py"
 cd "$TEST_TMPDIR"
 
+# Further options of the check.
+options=()
+
 # expect CODE TEXT: checks log.txt and kernels.ptx against record.
 expect() {
   local code="$1" text="$2" printed got=0
-  printed="$("$check" --max-registers=32 record log.txt kernels.ptx 2>&1)" ||
+  printed="$("$check" "${options[@]}" --max-registers=32 record log.txt \
+    kernels.ptx 2>&1)" ||
     got=$?
   [[ "$printed" == *"$text"* ]] || fail "no '$text' in: $printed"
   ((got == code)) || fail "exit code $got, not $code: $printed"
@@ -34,7 +38,7 @@ END
 }
 
 log 10 0
-printf '\tadd.f32 %%f1, %%f2, %%f3;  // not .approx\n\tdiv.rn.f32 %%f1;\n' \
+printf '\tadd.rn.f32 %%f1, %%f2, %%f3;  // not .approx\n\tdiv.rn.f32 %%f1;\n' \
   >kernels.ptx
 printf '%s\n' "nvcc 1.2.3: kernel, architecture, registers, bytes of shared memory" \
   "axpy sm_90 10 256" >record
@@ -55,6 +59,36 @@ for line in 'sqrt.approx.f32 %f1, %f2;' '@%p1 mul.ftz.f32 %f1, %f2, %f3;' \
   echo "$line" >kernels.ptx
   expect 1 "the PTX approximates or flushes: $line"
 done
+
+for line in 'mul.f32 %f1, %f2, %f3;' 'add.f64 %d1, %d2, %d3;' \
+  '@%p1 sub.sat.f32 %f1, %f2, %f3;' 'add.f32x2 %rd1, %rd2, %rd3;'; do
+  echo "$line" >kernels.ptx
+  expect 1 "the PTX names no rounding: $line"
+done
+
+# Shared memory whose size a launch tells, and the kernels that use it.
+cat >sizes <<'END'
+#!/bin/sh
+echo table 1024
+END
+chmod +x sizes
+cat >kernels.ptx <<'END'
+.extern .shared .align 16 .b8 _ZN5tableE[];
+.visible .entry other(
+	add.rn.f32 %f1, %f2, %f3;
+.visible .entry axpy(
+	mov.u32 	%r1, _ZN5tableE;
+END
+expect 1 "no size is known of the shared memory _ZN5tableE"
+options=(--dynamic-shared=./sizes)
+expect 1 "not in the record: axpy sm_90 10 1280"
+sed -i 's/ 256$/ 1280/' record
+expect 0 ""
+# Then `axpy` uses none, and the function may be called by any kernel.
+sed -i 's/.visible .entry axpy(/.func twice(/' kernels.ptx
+expect 1 "a function that is not inlined uses _ZN5tableE"
+expect 1 "not in the record: axpy sm_90 10 256"
+options=()
 
 # Another compiler's record is not compared; no compiler, no check.
 : >kernels.ptx

@@ -6,6 +6,7 @@ import argparse
 import os
 import pathlib
 import re
+import subprocess
 import sys
 
 
@@ -31,9 +32,63 @@ def read_registers(text):
     return kernels, errors
 
 
+# What a division becomes without -prec-div is div.full.
+APPROXIMATES = re.compile(r"\.(approx|ftz)\b|\bdiv\.full\b")
+# ptxas may join a product and a sum that name no rounding: the sum of fma is rounded
+# once, that of the CPU twice.
+CONTRACTIBLE = re.compile(r"\b(add|sub|mul)(\.sat)?\.f(32|64)(x2)?\b")
+
+
+def read_ptx(text, dynamic):
+    """Returns ({KERNEL: bytes of dynamic shared memory}, errors).
+
+    `dynamic` has the bytes of each variable whose size only a launch tells.
+    """
+    kernels, errors, variables = {}, [], set()
+    kernel = None
+    for line in text.splitlines():
+        code = line.partition("//")[0]
+        if APPROXIMATES.search(code):
+            errors.append(f"the PTX approximates or flushes: {line.strip()}")
+        if CONTRACTIBLE.search(code):
+            errors.append(f"the PTX names no rounding: {line.strip()}")
+        if found := re.search(r"\.extern \.shared .*\b(\w+)\[\]", code):
+            name = found[1]
+            # The PTX has the mangled name.
+            sizes = [size for part, size in dynamic.items() if part in name]
+            if not sizes:
+                errors.append(f"no size is known of the shared memory {name}")
+            variables.add((name, max(sizes, default=0)))
+        elif found := re.search(r"\.(entry|func)\b", code):
+            named = re.search(r"\.entry (\w+)", code)
+            kernel = named[1] if named else None
+            if kernel:
+                kernels[kernel] = 0
+        else:
+            for name, size in variables:
+                if not re.search(rf"\b{name}\b", code):
+                    continue
+                if kernel:
+                    # All such variables of a kernel begin at one address.
+                    kernels[kernel] = max(kernels[kernel], size)
+                else:
+                    errors.append(f"a function that is not inlined uses {name}")
+    return kernels, errors
+
+
+def read_dynamic(program):
+    """Runs a program that prints lines of "VARIABLE BYTES"."""
+    if program is None:
+        return {}
+    printed = subprocess.run([program], check=True, capture_output=True, text=True)
+    lines = [line.split() for line in printed.stdout.splitlines()]
+    return {variable: int(size) for variable, size in lines}
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--max-registers", type=int, required=True)
+    parser.add_argument("--dynamic-shared", metavar="PROGRAM")
     parser.add_argument("--record", action="store_true", dest="write")
     parser.add_argument("record")
     parser.add_argument("outputs", nargs=2)
@@ -55,11 +110,11 @@ def main():
                 f"{kernel} uses {registers} registers; allowed are"
                 f" {args.max_registers}"
             )
-    for line in texts[".ptx"].splitlines():
-        # div.full is what a division becomes without -prec-div.
-        code = line.partition("//")[0]
-        if re.search(r"\.(approx|ftz)\b|\bdiv\.full\b", code):
-            errors.append(f"the PTX approximates or flushes: {line.strip()}")
+    dynamic, wrong = read_ptx(texts[".ptx"], read_dynamic(args.dynamic_shared))
+    errors += wrong
+    for kernel, (registers, shared) in kernels.items():
+        shared += dynamic.get(kernel.split()[0], 0)
+        kernels[kernel] = registers, shared
 
     lines = [f"{version}: kernel, architecture, registers, bytes of shared memory"]
     lines += [f"{kernel} {r} {s}" for kernel, (r, s) in sorted(kernels.items())]

@@ -244,24 +244,38 @@ def cuda_fatbin(
         **kwargs
     )
 
-def cuda_fatbin_test(name, fatbin, record, max_registers, **kwargs):
+def cuda_fatbin_test(
+        name,
+        fatbin,
+        record,
+        max_registers,
+        dynamic_shared = None,
+        **kwargs):
     """Compares what ptxas says of a fatbin's kernels with a record.
 
-    No kernel may spill, have a stack, or use an instruction that approximates or
-    flushes subnormals. To write the record: bazel run TEST -- --record
+    No kernel may spill, have a stack, or use an instruction that approximates,
+    flushes subnormals, or names no rounding, so that ptxas may contract it. To write
+    the record: bazel run TEST -- --record
 
     Args:
       name: the name of the test.
       fatbin: a cuda_fatbin of the same package.
       record: the checked-in file.
       max_registers: the greatest number of registers of a thread.
+      dynamic_shared: a program that prints "VARIABLE BYTES" for each extern
+        __shared__ array: the most that a launch gives it. The record counts these
+        bytes for the kernels that use the array.
       **kwargs: passed on to sh_test.
     """
+    program = [dynamic_shared] if dynamic_shared else []
     native.sh_test(
         name = name,
         size = "small",
         srcs = ["//tools/bazel/cuda:check_fatbin.py"],
         args = [
+            "--dynamic-shared=$(rootpath %s)" % target
+            for target in program
+        ] + [
             "--max-registers=%d" % max_registers,
             "$(location %s)" % record,
             "$(locations %s_check)" % fatbin,
@@ -269,7 +283,7 @@ def cuda_fatbin_test(name, fatbin, record, max_registers, **kwargs):
         data = [
             record,
             fatbin + "_check",
-        ],
+        ] + program,
         # The test runs Python only.
         tags = ["nosan"],
         **kwargs
