@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/comm/communicator.h"
 #include "core/device/cuda/cuda_device.h"
 #include "core/device/cuda/driver.h"
 #include "core/engine/engine.h"
@@ -64,6 +65,14 @@ inline StatusOr<std::unique_ptr<Engine>> MakeEngine(
                          LossScaler::Parse("dynamic?init_scale=8"));
   SHARD_ASSIGN_OR_RETURN(options.opened_device, cuda::OpenDevice("0"));
   return Engine::Create(plan, comm, options);
+}
+
+inline std::shared_ptr<Communicator> OpenLocal() {
+  CommOptions options;
+  options.world_size = 1;
+  auto comm = OpenCommunicator("local:", options);
+  EXPECT_OK(comm);
+  return *comm;
 }
 
 inline StepOptions Clipped() {
