@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `shardctl doctor` says of GPUs, with fakes of their driver and libraries
-// in the search path.
+// `shardctl doctor` and GPUs, with fakes of their driver and libraries in the
+// search path.
 
 #include <gtest/gtest.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is told of a machine, over the fake of its driver.
+// The description of a machine, over the fake of its driver.
 
 #include "core/device/cuda/describe.h"
 
