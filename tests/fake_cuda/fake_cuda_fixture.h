@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FakeCudaTest: a fixture that begins each test with fresh fake devices, and
-// fails it where work had no order, or where something is alive at its end.
+// fails it where work had no order, that of kernels included, or where
+// something is alive at its end.
 
 #ifndef SHARD_TESTS_FAKE_CUDA_FAKE_CUDA_FIXTURE_H_
 #define SHARD_TESTS_FAKE_CUDA_FAKE_CUDA_FIXTURE_H_
@@ -9,14 +10,21 @@
 #include <gtest/gtest.h>
 
 #include "tests/fake_cuda/fake_cuda.h"
+#include "tests/fake_cuda/kernel_accesses.h"
 
 namespace shard::testing {
+
+// Begins with fresh fake devices that know what libshard's kernels access.
+inline void ResetWithKernels(const fake_cuda::Options& options = {}) {
+  fake_cuda::Reset(options);
+  DescribeKernels();
+}
 
 // The same for a part of a test.
 class FakeCuda {
  public:
   explicit FakeCuda(const fake_cuda::Options& options = {}) {
-    fake_cuda::Reset(options);
+    ResetWithKernels(options);
   }
   ~FakeCuda() { Check(); }
   FakeCuda(const FakeCuda&) = delete;
@@ -36,7 +44,7 @@ class FakeCuda {
 
 class FakeCudaTest : public ::testing::Test {
  protected:
-  void SetUp() override { fake_cuda::Reset(); }
+  void SetUp() override { ResetWithKernels(); }
   void TearDown() override { FakeCuda::Check(); }
 };
 

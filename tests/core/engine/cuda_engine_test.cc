@@ -48,6 +48,7 @@ using cuda_training::TrainOneStep;
 using testing::FakeCuda;
 using testing::FakeCudaTest;
 using testing::fake_cuda::Alive;
+using testing::fake_cuda::ClearViolations;
 using testing::fake_cuda::Count;
 using testing::fake_cuda::CountAlive;
 using testing::fake_cuda::CountInChild;
@@ -55,9 +56,9 @@ using testing::fake_cuda::CountSince;
 using testing::fake_cuda::NumPending;
 using testing::fake_cuda::Options;
 using testing::fake_cuda::Pause;
-using testing::fake_cuda::Reset;
 using testing::fake_cuda::Resume;
 using testing::fake_cuda::RunAll;
+using testing::fake_cuda::ViolationText;
 using FakeCounters = testing::fake_cuda::Counters;
 
 // ---- What a step costs ------------------------------------------------------
@@ -295,6 +296,51 @@ TEST(StepCostTest, AStepOfStagedRanksMakesNothing) {
     });
     EXPECT_TRUE(made_nothing);
   }
+}
+
+// ---- Order ------------------------------------------------------------------
+
+// What the host enqueues before a step and after it is ordered with the kernels
+// of the step. Work of another stream is not, and the fake finds that.
+TEST(StepOrderTest, TheHostsWorkIsOrderedWithTheKernels) {
+  const FakeCuda fake;
+  const HostsStream stream;
+  const HostsStream other;
+  const auto engine = MakeEngine(MakePlan({}), OpenLocal());
+  ASSERT_OK(engine);
+  ASSERT_OK((*engine)->SetStream(stream.get()));
+  ASSERT_OK(Fill(engine->get()));
+  const auto param = (*engine)->Param(0);
+  const auto grad = (*engine)->Grad(0);
+  ASSERT_OK(param);
+  ASSERT_OK(grad);
+  const auto from = reinterpret_cast<cuda::CuPointer>(param->data);
+  const auto to = reinterpret_cast<cuda::CuPointer>(grad->data);
+  const cuda::DriverApi& api = (*cuda::Driver::Load())->api();
+  const auto copy = [&](const HostsStream& on) {
+    EXPECT_EQ(api.MemcpyAsync(to, from, 4000 * sizeof(float), on.get()),
+              cuda::CuResult::kSuccess);
+  };
+  for (int step = 1; step <= 3; ++step) {
+    copy(stream);
+    Step(engine->get());
+  }
+  copy(stream);
+  EXPECT_EQ(ViolationText(), "");
+  Step(engine->get());
+  copy(other);
+  EXPECT_NE(ViolationText().find("is not ordered after shard_update_AdamW"),
+            std::string::npos)
+      << ViolationText();
+  ClearViolations();
+  // The host learns that the copy is over, so that memory may be freed.
+  cuda::CuEvent copied = nullptr;
+  ASSERT_EQ(api.EventCreate(&copied, 0), cuda::CuResult::kSuccess);
+  ASSERT_EQ(api.EventRecord(copied, other.get()), cuda::CuResult::kSuccess);
+  RunAll();
+  EXPECT_EQ(api.EventQuery(copied), cuda::CuResult::kSuccess);
+  EXPECT_EQ(api.EventDestroy(copied), cuda::CuResult::kSuccess);
+  EXPECT_OK((*engine)->Synchronize(0));
 }
 
 // ---- Memory that runs out ---------------------------------------------------

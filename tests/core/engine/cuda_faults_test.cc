@@ -43,6 +43,7 @@ using cuda::CuResult;
 using cuda_training::Form;
 using cuda_training::HostsStream;
 using cuda_training::MakePlan;
+using testing::ResetWithKernels;
 using testing::fake_cuda::Alive;
 using testing::fake_cuda::AliveText;
 using testing::fake_cuda::ClearFailures;
@@ -162,12 +163,12 @@ struct Outcome {
 class Trainings {
  public:
   explicit Trainings(const Form& form) : form_(form), plan_(MakePlan(form)) {
-    Reset();
+    ResetWithKernels();
     // The first one starts the thread of the fake.
     const Outcome first = Run(nullptr);
     if (!first.Failed()) expected_ = *first.results[0];
     threads_ = CountThreads();
-    Reset();
+    ResetWithKernels();
     const FakeCounters before = Count();
     ExpectRight(Run(nullptr));
     counters_ = CountSince(before);
@@ -234,7 +235,7 @@ class Trainings {
   // whether any rank had an error.
   bool RunWith(const Fault& fault) const {
     SCOPED_TRACE(fault.Text());
-    Reset();
+    ResetWithKernels();
     const Outcome outcome = Run(&fault);
     for (const Result& result : outcome.results) {
       if (result.ok()) {
@@ -380,7 +381,7 @@ TEST_F(CudaFaultTest, AnErrorLeavesOtherEnginesOfTheDeviceAlone) {
     }
   }
   for (const auto& [symbol, calls] : trainings.counters().calls) {
-    Reset();
+    ResetWithKernels();
     const auto other = make();
     const FakeCounters before = Count();
     ASSERT_FALSE(trainings.Run(nullptr).Failed());

@@ -22,6 +22,7 @@ namespace {
 
 using testing::fake_cuda::Alive;
 using testing::fake_cuda::AliveText;
+using testing::fake_cuda::CheckHostAccess;
 using testing::fake_cuda::Count;
 using testing::fake_cuda::CountAlive;
 using testing::fake_cuda::Counters;
@@ -287,6 +288,29 @@ TEST_F(CudaDeviceTest, OneFailedCallAtAStreamsEndIsTriedAgain) {
     stream->reset();
     EXPECT_EQ(CountSince(before).Calls("cuStreamDestroy"), 1u);
     EXPECT_EQ(CountAlive().streams, 1u);  // That of the memory pool.
+  }
+}
+
+// The host may read what the device wrote before the call. The fake is told of
+// that, and so finds a call that is early though its values are right.
+TEST_F(CudaDeviceTest, ACallWaitsForTheDevice) {
+  const auto device = Open();
+  auto stream = device->CreateStream(StreamKind::kCompute);
+  ASSERT_OK(stream);
+  const DeviceMemory memory = Allocate(device.get(), 64);
+  const DeviceMemory pinned = AllocateHost(device.get(), 64);
+  for (int i = 1; i <= 3; ++i) {
+    SCOPED_TRACE(i);
+    std::memset(pinned.data(), i, 64);
+    (*stream)->Copy(memory.data(), pinned.data(), 32);
+    (*stream)->Copy(pinned.data() + 32, memory.data(), 32);
+    (*stream)->Call("look", [&] {
+      CheckHostAccess({pinned.data() + 32, 32, false}, "a look");
+      CheckHostAccess({pinned.data(), 32, true}, "a change");
+      EXPECT_EQ(static_cast<int>(pinned.data()[63]), i);
+      return Status();
+    });
+    EXPECT_OK((*stream)->Synchronize(Deadline::After(30)));
   }
 }
 
