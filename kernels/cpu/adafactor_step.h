@@ -43,6 +43,10 @@ struct AdafactorMatrix {
 inline constexpr size_t kAdafactorStrip = Adafactor::kStrip;
 static_assert(kAdafactorStrip % kSquareTile == 0);
 
+// The elements by which the parameter is prefetched ahead of a tile, whose
+// order of reading no processor predicts.
+inline constexpr size_t kAdafactorAhead = 2 * kSquareTile;
+
 // The rows that are read together, so that a column's sum is read and written
 // once for all of them.
 inline constexpr size_t kAdafactorRows = 4;
@@ -50,30 +54,28 @@ inline constexpr size_t kAdafactorBlock = Adafactor::kRowBlock;
 static_assert(kAdafactorBlock % kAdafactorRows == 0);
 
 // The squares of kAdafactorRows rows in kSize columns: their sums over the
-// columns, in the order of SumSquares, and over the rows.
+// columns, in the order of SumSquares, and over the rows. The rows that come
+// next are prefetched meanwhile, because pieces of rows are too short for the
+// processor to predict.
 template <size_t kSize>
 class AdafactorTile {
  public:
-  HWY_INLINE AdafactorTile(const float* const* rows, double* col_sums)
+  HWY_INLINE AdafactorTile(const float* const* rows, const float* const* next,
+                           double* col_sums)
       : row0_(rows[0]),
         row1_(rows[1]),
         row2_(rows[2]),
         row3_(rows[3]),
+        next_(next),
         col_sums_(col_sums) {}
 
   // Adds the sums of rows to row_sums, and those of columns to col_sums.
   HWY_INLINE void AddTo(double* row_sums) const {
-    double lanes[kAdafactorRows][kTileLanes];
-    for (size_t i = 0; i < kTileLanes; i += hn::Lanes(TileDoubles())) {
-      const Sums sums = SumStrided<kTileLanes>(i);
-      hn::StoreU(sums.row0, TileDoubles(), lanes[0] + i);
-      hn::StoreU(sums.row1, TileDoubles(), lanes[1] + i);
-      hn::StoreU(sums.row2, TileDoubles(), lanes[2] + i);
-      hn::StoreU(sums.row3, TileDoubles(), lanes[3] + i);
-    }
-    for (size_t r = 0; r < kAdafactorRows; ++r) {
-      row_sums[r] += SumOfLanes(lanes[r], kTileLanes);
-    }
+    const Sums sums = SumStrided<kTileVector, 0>(0);
+    row_sums[0] += SumOfVector(TileDoubles(), sums.row0);
+    row_sums[1] += SumOfVector(TileDoubles(), sums.row1);
+    row_sums[2] += SumOfVector(TileDoubles(), sums.row2);
+    row_sums[3] += SumOfVector(TileDoubles(), sums.row3);
   }
 
  private:
@@ -83,14 +85,21 @@ class AdafactorTile {
     V row0, row1, row2, row3;
   };
 
-  // Returns the sums of the vectors from column j on, kStride apart.
-  template <size_t kStride>
+  // Returns the sums of the vectors from column j on, kStride apart, after
+  // kDone vectors.
+  template <size_t kStride, size_t kDone>
   HWY_INLINE Sums SumStrided(size_t j) const {
     if constexpr (kStride == kSize) {
       return Squares(j);
+    } else if constexpr (2 * kStride == kSize) {
+      for (size_t r = 0; r < kAdafactorRows; ++r) {
+        hwy::Prefetch(next_[r] + kDone * kTileVector);
+      }
+      return SquaresOfPair(j, j + kStride);
     } else {
-      const Sums a = SumStrided<2 * kStride>(j);
-      const Sums b = SumStrided<2 * kStride>(j + kStride);
+      constexpr size_t kHalf = kSize / kStride / 2;
+      const Sums a = SumStrided<2 * kStride, kDone>(j);
+      const Sums b = SumStrided<2 * kStride, kDone + kHalf>(j + kStride);
       return {hn::Add(a.row0, b.row0), hn::Add(a.row1, b.row1),
               hn::Add(a.row2, b.row2), hn::Add(a.row3, b.row3)};
     }
@@ -99,30 +108,51 @@ class AdafactorTile {
   HWY_INLINE Sums Squares(size_t j) const {
     const Sums s = {Square(row0_ + j), Square(row1_ + j), Square(row2_ + j),
                     Square(row3_ + j)};
-    const V sum = hn::Add(hn::Add(s.row0, s.row1), hn::Add(s.row2, s.row3));
-    hn::StoreU(hn::Add(hn::LoadU(TileDoubles(), col_sums_ + j), sum),
-               TileDoubles(), col_sums_ + j);
+    AddToCols(j, hn::Add(hn::Add(s.row0, s.row1), hn::Add(s.row2, s.row3)));
     return s;
   }
 
+  // Returns the sums of two vectors of each row.
+  HWY_INLINE Sums SquaresOfPair(size_t j, size_t k) const {
+    const Sums s = Squares(j);
+    const V x0 = Load(row0_ + k);
+    const V x1 = Load(row1_ + k);
+    const V x2 = Load(row2_ + k);
+    const V x3 = Load(row3_ + k);
+    AddToCols(k, hn::Add(hn::MulAdd(x1, x1, hn::Mul(x0, x0)),
+                         hn::MulAdd(x3, x3, hn::Mul(x2, x2))));
+    return {hn::MulAdd(x0, x0, s.row0), hn::MulAdd(x1, x1, s.row1),
+            hn::MulAdd(x2, x2, s.row2), hn::MulAdd(x3, x3, s.row3)};
+  }
+
+  HWY_INLINE void AddToCols(size_t j, V sum) const {
+    hn::StoreU(hn::Add(hn::LoadU(TileDoubles(), col_sums_ + j), sum),
+               TileDoubles(), col_sums_ + j);
+  }
+
   HWY_INLINE V Square(const float* x) const {
-    const V wide = hn::PromoteTo(TileDoubles(), hn::LoadU(TileFloats(), x));
+    const V wide = Load(x);
     return hn::Mul(wide, wide);
+  }
+  HWY_INLINE V Load(const float* x) const {
+    return hn::PromoteTo(TileDoubles(), hn::LoadU(TileFloats(), x));
   }
 
   const float* row0_;
   const float* row1_;
   const float* row2_;
   const float* row3_;
+  const float* const* next_;
   double* col_sums_;
 };
 
 // Adds the squares of the first `count` columns of rows, at most kSize.
 template <size_t kSize>
-HWY_INLINE void AddAdafactorTile(const float* const* rows, size_t count,
+HWY_INLINE void AddAdafactorTile(const float* const* rows,
+                                 const float* const* next, size_t count,
                                  double* row_sums, double* col_sums) {
   if (count == kSize) {
-    AdafactorTile<kSize>(rows, col_sums).AddTo(row_sums);
+    AdafactorTile<kSize>(rows, next, col_sums).AddTo(row_sums);
     return;
   }
   float filled[kAdafactorRows][kSize];
@@ -131,40 +161,36 @@ HWY_INLINE void AddAdafactorTile(const float* const* rows, size_t count,
     std::fill(std::copy_n(rows[r], count, filled[r]), filled[r] + kSize, 0.0f);
     all[r] = filled[r];
   }
-  AdafactorTile<kSize>(all, col_sums).AddTo(row_sums);
+  AdafactorTile<kSize>(all, next, col_sums).AddTo(row_sums);
 }
 
 // Adds the squares of `width` elements of each of the rows, at most a strip, to
 // row_sums and col_sums; the latter has room for whole tiles. The next rows are
-// `ahead` elements further on and are prefetched, because pieces of rows are
-// too short for the processor to predict (16 GB/s without the prefetch, 27 with
-// it, on one core of a Zen 5).
+// `ahead` elements further on.
 HWY_INLINE void AdafactorSumRows(const float* const* rows, size_t width,
                                  size_t ahead, double* row_sums,
                                  double* col_sums) {
   for (size_t begin = 0; begin < width; begin += kSquareTile) {
     const size_t count = std::min(kSquareTile, width - begin);
     const float* tile[kAdafactorRows];
+    const float* next[kAdafactorRows];
     for (size_t r = 0; r < kAdafactorRows; ++r) {
       tile[r] = rows[r] + begin;
-      constexpr size_t kLine = 16;
-      for (size_t j = 0; j < count; j += kLine) {
-        hwy::Prefetch(tile[r] + ahead + j);
-      }
+      next[r] = tile[r] + ahead;
     }
     double* const cols = col_sums + begin;
     // The zeros that fill a tile do not change sums, so that there are no more
     // of them than a power of 2 needs.
     if (count > 128) {
-      AddAdafactorTile<256>(tile, count, row_sums, cols);
+      AddAdafactorTile<256>(tile, next, count, row_sums, cols);
     } else if (count > 64) {
-      AddAdafactorTile<128>(tile, count, row_sums, cols);
+      AddAdafactorTile<128>(tile, next, count, row_sums, cols);
     } else if (count > 32) {
-      AddAdafactorTile<64>(tile, count, row_sums, cols);
-    } else if (count > kTileLanes) {
-      AddAdafactorTile<32>(tile, count, row_sums, cols);
+      AddAdafactorTile<64>(tile, next, count, row_sums, cols);
+    } else if (count > 8) {
+      AddAdafactorTile<32>(tile, next, count, row_sums, cols);
     } else {
-      AddAdafactorTile<kTileLanes>(tile, count, row_sums, cols);
+      AddAdafactorTile<8>(tile, next, count, row_sums, cols);
     }
   }
 }
@@ -179,9 +205,9 @@ HWY_INLINE void AdafactorSums(const AdafactorMatrix& matrix) {
   for (size_t begin = 0; begin < matrix.cols; begin += kAdafactorStrip) {
     const size_t width = std::min(kAdafactorStrip, matrix.cols - begin);
     std::fill_n(col_sums, width, 0.0);
+    const size_t whole = hwy::RoundUpTo(width, kSquareTile);
     for (size_t i = 0; i < matrix.rows; i += kAdafactorRows) {
-      if (i % kAdafactorBlock == 0)
-        std::fill_n(block_sums, kAdafactorStrip, 0.0);
+      if (i % kAdafactorBlock == 0) std::fill_n(block_sums, whole, 0.0);
       const size_t present = std::min(kAdafactorRows, matrix.rows - i);
       const float* rows[kAdafactorRows];
       for (size_t r = 0; r < kAdafactorRows; ++r) {
@@ -241,13 +267,15 @@ class AdafactorRange {
     return i;
   }
 
-  // Stores u of a piece of a row in `updates`.
+  // Stores u of a piece of a row in `updates`, and prefetches what lies at
+  // `next`.
   HWY_INLINE size_t Updates(const float* grad, float row_scale,
-                            const float* col_scales, float* updates,
-                            size_t begin, size_t count) const {
+                            const float* col_scales, const float* next,
+                            float* updates, size_t begin, size_t count) const {
     const V row = hn::Set(d_, row_scale);
     size_t i = begin;
     for (; i + lanes_ <= count; i += lanes_) {
+      hwy::Prefetch(next + i);
       const V scale = hn::Mul(row, hn::LoadU(d_, col_scales + i));
       hn::StoreU(rule_.Update(hn::LoadU(d_, grad + i), scale), d_, updates + i);
     }
@@ -429,8 +457,11 @@ HWY_INLINE void AdafactorStepMatrices(const Adafactor::Scalars& scalars,
         rows.Next(count, [&](size_t begin, size_t here, float row,
                              const float* cols) HWY_ATTR {
           const float* const grad = args.grad + begin;
-          const size_t done = vectors.Updates(grad, row, cols, to, 0, here);
-          rest.Updates(grad, row, cols, to, done, here);
+          const float* const next =
+              args.param + std::min(begin + kAdafactorAhead, numel - here);
+          const size_t done =
+              vectors.Updates(grad, row, cols, next, to, 0, here);
+          rest.Updates(grad, row, cols, next, to, done, here);
           to += here;
         });
       });

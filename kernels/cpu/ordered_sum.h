@@ -19,9 +19,9 @@ namespace shard {
 inline constexpr size_t kSumLanes = 32;
 
 // Returns the sum of the lanes, which it overwrites: adds the upper half to the
-// lower until one lane is left. REQUIRES: a power of 2.
-inline double SumOfLanes(double* lanes, size_t count = kSumLanes) {
-  for (size_t half = count / 2; half > 0; half /= 2) {
+// lower until one lane is left.
+inline double SumOfLanes(double* lanes) {
+  for (size_t half = kSumLanes / 2; half > 0; half /= 2) {
     for (size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
   }
   return lanes[0];

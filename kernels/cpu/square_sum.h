@@ -32,19 +32,35 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A tile is summed to as many doubles as the widest vector has, in vectors of
-// this tag.
-inline constexpr size_t kTileLanes = 8;
+// The vectors that a tile is read in: of a size that is known when this is
+// compiled.
+inline constexpr size_t kTileLanes = HWY_HAVE_SCALABLE ? 1 : 8;
 using TileDoubles = hn::CappedTag<double, kTileLanes>;
 using TileFloats = hn::Rebind<float, TileDoubles>;
+inline constexpr size_t kTileVector = hn::MaxLanes(TileDoubles());
+
+// Returns the sum of the lanes of v, in the order of SumOfLanes.
+template <class D>
+HWY_INLINE double SumOfVector([[maybe_unused]] D d, hn::Vec<D> v) {
+#if HWY_TARGET != HWY_SCALAR  // Which has no half vectors.
+  if constexpr (hn::MaxLanes(D()) > 1) {
+    const hn::Half<D> half;
+    return SumOfVector(half,
+                       hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+#endif
+  return hn::GetLane(v);
+}
 
 // Returns the sum of the squares of the vectors at x, x + kStride and so on, up
 // to kSquareTile.
 template <size_t kStride>
 HWY_INLINE hn::Vec<TileDoubles> SumStridedSquares(const float* x) {
-  if constexpr (kStride == kSquareTile) {
-    const auto wide = hn::PromoteTo(TileDoubles(), hn::LoadU(TileFloats(), x));
-    return hn::Mul(wide, wide);
+  if constexpr (2 * kStride == kSquareTile) {
+    const TileDoubles wide;
+    const auto low = hn::PromoteTo(wide, hn::LoadU(TileFloats(), x));
+    const auto high = hn::PromoteTo(wide, hn::LoadU(TileFloats(), x + kStride));
+    return hn::MulAdd(high, high, hn::Mul(low, low));
   } else {
     return hn::Add(SumStridedSquares<2 * kStride>(x),
                    SumStridedSquares<2 * kStride>(x + kStride));
@@ -53,16 +69,11 @@ HWY_INLINE hn::Vec<TileDoubles> SumStridedSquares(const float* x) {
 
 // Returns the sum of the squares of a whole tile.
 HWY_INLINE double SumSquares(const float* tile) {
-  double lanes[kTileLanes];
-  for (size_t i = 0; i < kTileLanes; i += hn::Lanes(TileDoubles())) {
-    hn::StoreU(SumStridedSquares<kTileLanes>(tile + i), TileDoubles(),
-               lanes + i);
-  }
-  return SumOfLanes(lanes, kTileLanes);
+  return SumOfVector(TileDoubles(), SumStridedSquares<kTileVector>(tile));
 }
 
-// Returns that of a tile that has only its first `count` elements: the others
-// count as zeros.
+// Returns the sum of the squares of a tile's first `count` elements, as that of
+// a tile with zeros behind them.
 HWY_INLINE double SumSquares(const float* tile, size_t count) {
   if (count == kSquareTile) return SumSquares(tile);
   float whole[kSquareTile];

@@ -175,6 +175,19 @@ TEST_P(UpdateTensorsTest, SumsLargeParametersInTheOrderOfTheCpu) {
   Step(Block(GetParam(), 1).block, before);
 }
 
+// More groups of rows than a warp has lanes; several matrices of several
+// blocks.
+TEST_P(UpdateTensorsTest, HasAnyNumberOfRowsColumnsAndMatrices) {
+  const Layout layout = LayoutOf(
+      {{9000, 3}, {7}, {3, 300, 600}, {2, 70, 1100}, {2, 1, 3, 2000}}, 1, 0);
+  Step(Block(GetParam(), 2).block, Range(GetParam(), {}, layout, 1, 3));
+}
+
+TEST_P(UpdateTensorsTest, HasParametersWithoutRows) {
+  Step(Block(GetParam(), 2).block,
+       Range(GetParam(), {}, LayoutOf({{7}, {}, {1000}}, 1, 0), 1, 3));
+}
+
 TEST_P(UpdateTensorsTest, ParametersDoTheStepOfTheirRow) {
   std::vector<uint32_t> rows(Shapes().size());
   for (size_t i = 0; i < rows.size(); ++i) {
