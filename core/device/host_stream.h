@@ -35,6 +35,7 @@ class HostStream {
   // error of the present stream becomes one of `stream`.
   Status Replace(std::shared_ptr<Stream> stream, const Deadline& deadline) {
     SHARD_RETURN_IF_ERROR(stream_->status());
+    SHARD_RETURN_IF_ERROR(stream_->CheckNotCaptured());
     SHARD_RETURN_IF_ERROR(stream->CheckNotCaptured());
     stream->Wait(stream_->Record(), deadline);
     SHARD_RETURN_IF_ERROR(stream->status());

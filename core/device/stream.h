@@ -136,9 +136,10 @@ class Stream {
   // doing.
   virtual Status Synchronize(const Deadline& deadline) = 0;
 
-  // Blocks until nothing that the stream was given can run any more, even
-  // where the stream has failed: for those who free what its work uses. Where
-  // that is not known by the deadline, the device frees no memory from then on.
+  // Synchronizes, for those who free what the stream's work uses. Where work
+  // may go on after the stream has failed, as on a GPU, waits for it too; if it
+  // may still run at the deadline, the device frees none of its memory from
+  // then on.
   virtual void Settle(const Deadline& deadline) noexcept {
     // Only the text of an error allocates.
     try {
@@ -148,7 +149,7 @@ class Stream {
   }
 
   // Returns kFailedPrecondition while the host captures the stream's work as a
-  // graph: then it can be given nothing. Not so on most devices.
+  // graph, so that nothing can be enqueued; OK on devices without graphs.
   virtual Status CheckNotCaptured() const { return Status(); }
 
   // Returns the stream's error, if it has failed by now. Does not block: work

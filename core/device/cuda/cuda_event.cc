@@ -95,7 +95,6 @@ Status CudaEvent::Synchronize(const Deadline& deadline) const {
 Status CudaEvent::MakeWait(const StreamCore& stream) const {
   SHARD_RETURN_IF_ERROR(given_.Synchronize(Deadline::After(0)));
   const Status status = stream.context()->Run([&]() -> Status {
-    // The driver would end the host's capture with an error.
     SHARD_RETURN_IF_ERROR(stream.CheckNotCaptured());
     SHARD_CUDA_CALL(stream.context()->driver(), StreamWaitEvent,
                     stream.native(), event_, 0);

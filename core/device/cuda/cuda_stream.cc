@@ -264,7 +264,13 @@ void CudaStream::Wait(const Event& event, const Deadline& deadline) {
   const auto* const awaited = static_cast<const CudaEvent*>(event.state());
   if (awaited == nullptr) {
     const Status status = event.Synchronize(deadline);
-    if (!status.ok()) core_->Fail(status);
+    if (status.ok()) return;
+    // The work that the queue has still runs.
+    if (turn == WorkQueue::Turn::kLater) {
+      core_->queue()->Push("wait", [status] { return status; });
+    } else {
+      core_->Fail(status);
+    }
     return;
   }
   WorkQueue* const queue = core_->queue();
@@ -299,7 +305,8 @@ Status CudaStream::CheckNotCaptured() const {
   if (core_->queue() != nullptr) return Status();
   const Status checked =
       core_->context()->Run([&] { return core_->CheckNotCaptured(); });
-  return checked.ok() ? checked : core_->InContext("check a capture", checked);
+  // Other errors are those of the work that comes.
+  return checked.code() == StatusCode::kFailedPrecondition ? checked : Status();
 }
 
 Status CudaStream::status() const { return core_->status(); }

@@ -12,8 +12,18 @@ namespace shard::cuda {
 
 namespace {
 
-// Seconds that the end of a stream waits for what the device has begun.
+// Seconds that the end of a stream waits for what the device has begun; and the
+// fewest: an event that was recorded just now is not done on an idle device
+// either.
 constexpr double kEndTimeout = 30;
+constexpr double kLeastEndTimeout = 1;
+
+Deadline EndDeadline(const Deadline& given) {
+  const Deadline most = Deadline::After(kEndTimeout);
+  const Deadline least = Deadline::After(kLeastEndTimeout);
+  if (given.Remaining() > most.Remaining()) return most;
+  return given.Remaining() < least.Remaining() ? least : given;
+}
 
 }  // namespace
 
@@ -68,11 +78,12 @@ void StreamCore::End() noexcept {
 bool StreamCore::Settle(const Deadline& deadline) noexcept {
   // In a child of fork nothing runs.
   if (IsForked()) return true;
-  // Nothing is freed in any case.
+  // No memory is freed in any case.
   if (context_->is_abandoned()) return false;
   // One failed call does not say that the work goes on, but an abandoned
   // context stays so: the second try decides.
-  if (HasEnded(deadline) || HasEnded(deadline)) return true;
+  const Deadline end = EndDeadline(deadline);
+  if (HasEnded(end) || HasEnded(end)) return true;
   context_->Abandon();
   return false;
 }
@@ -125,11 +136,21 @@ Status StreamCore::CheckNotCaptured() const {
   // Nobody captures a stream of libshard's.
   if (queue_ != nullptr) return Status();
   CuCaptureStatus status = CuCaptureStatus::kNone;
-  SHARD_CUDA_CALL(context_->driver(), StreamIsCapturing, native_, &status);
+  const CuResult result = context_->api().StreamIsCapturing(native_, &status);
+  constexpr std::string_view kRemedy =
+      "; call libshard before the capture begins, or after it has ended";
+  if (result == CuResult::kStreamCaptureImplicit) {
+    return FailedPrecondition(
+        "the host captures a CUDA graph, beside which the legacy default "
+        "stream "
+        "cannot be used",
+        kRemedy, ", or give it another stream");
+  }
+  SHARD_RETURN_IF_ERROR(
+      context_->driver()->ToStatus(result, "cuStreamIsCapturing"));
   if (status == CuCaptureStatus::kNone) return Status();
   return FailedPrecondition(
-      "the host captures the work of its stream as a CUDA graph; call libshard "
-      "before the capture begins, or after it has ended");
+      "the host captures the work of its stream as a CUDA graph", kRemedy);
 }
 
 StatusOr<bool> StreamCore::AwaitAll(const Deadline& deadline,

@@ -38,8 +38,9 @@ class StreamCore {
   // Settle. Only events use the core after it.
   void End() noexcept;
   // Waits until the device has done, or dropped, all that the driver was given,
-  // even where the stream has failed. Where that is not known by the deadline,
-  // the context is abandoned, and the result is false.
+  // even where the stream has failed. Waits at least a second, and at most 30.
+  // Where that is not known by then, the context is abandoned, and the result
+  // is false.
   bool Settle(const Deadline& deadline) noexcept;
 
   Context* context() const { return context_.get(); }

@@ -228,6 +228,25 @@ TEST_P(StreamTest, WhoWaitsForAFailedStreamFails) {
   EXPECT_EQ(ran, 1);
 }
 
+TEST_P(StreamTest, AnEventWithAnErrorDropsNoEarlierWork) {
+  Gate gate;
+  bool ran = false;
+  communication_->Call("badly", [] { return RankLost(1, "rank 1 died"); });
+  EXPECT_FALSE(communication_->Synchronize(Soon()).ok());
+  const auto other = Create(StreamKind::kCommunication);
+  other->Call("held up", gate.Passing());
+  other->Call("well", [&ran] {
+    ran = true;
+    return Status();
+  });
+  ASSERT_TRUE(gate.AwaitArrival());
+  other->Wait(communication_->Record(), Soon());
+  gate.Open();
+  ExpectError(other->Synchronize(Soon()), StatusCode::kRankLost,
+              {"rank 1 died"});
+  EXPECT_TRUE(ran);
+}
+
 TEST_P(StreamTest, ADeadlineSaysWhatTheStreamIsAt) {
   Gate gate;
   communication_->Call("all-gather of unit 3", gate.Passing());
