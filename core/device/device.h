@@ -100,7 +100,9 @@ class Device {
   virtual StatusOr<DeviceMemory> Allocate(size_t bytes,
                                           std::string_view what) = 0;
   // Returns what is left for Allocate, where that memory is the device's own;
-  // kUnimplemented elsewhere. The figure is a snapshot and reserves nothing.
+  // kUnimplemented elsewhere. Memory that was freed, and that this process kept
+  // for itself, is given back first. The figure is a snapshot and reserves
+  // nothing.
   virtual StatusOr<MemoryRoom> FindMemoryRoom() {
     return Unimplemented(name(), " has no memory of its own");
   }

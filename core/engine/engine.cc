@@ -146,9 +146,14 @@ void Engine::SetRuntime(std::unique_ptr<EngineRuntime> runtime) {
   steps_.SetRuntime(runtime_.get());
 }
 
+Status Engine::CheckNotCaptured(std::string_view what) const {
+  // The error that has ended the group comes first.
+  if (!runtime_->units().broken().ok()) return Status();
+  return host_.CheckNotCaptured().WithContext(what);
+}
+
 Status Engine::CheckTraining(std::string_view what) const {
-  // Before anything is enqueued, so that the call can be made again.
-  SHARD_RETURN_IF_ERROR(host_.CheckNotCaptured().WithContext(what));
+  SHARD_RETURN_IF_ERROR(CheckNotCaptured(what));
   if (full_params_.summoned()) {
     return FailedPrecondition(
         what,
@@ -200,11 +205,9 @@ StatusOr<Engine::Tensor> Engine::HostTensor(HostTensorId id) const {
 }
 
 Status Engine::BroadcastHostTensors(int root, double timeout) {
-  const Status known = initial_params_.filling()
-                           ? Status()
-                           : CheckBetweenSteps("broadcast_buffers");
-  return shard::BroadcastHostTensors(*runtime_, root, known, comm_.get(),
-                                     DeadlineOf(timeout));
+  return shard::BroadcastHostTensors(*runtime_, root,
+                                     CheckIdleOrFilling("broadcast_buffers"),
+                                     comm_.get(), DeadlineOf(timeout));
 }
 
 Status Engine::Bind(ParamId param, const BoundMemory::Tensors& tensors) {
@@ -237,7 +240,7 @@ Status Engine::Refreshed(const Status& done, double timeout) const {
 }
 
 Status Engine::ZeroGrad() {
-  SHARD_RETURN_IF_ERROR(host_.CheckNotCaptured().WithContext("zero_grad"));
+  SHARD_RETURN_IF_ERROR(CheckNotCaptured("zero_grad"));
   return steps_.ZeroGrad(DeadlineOf(0));
 }
 
@@ -281,12 +284,15 @@ Status Engine::SetParam(ParamId param, const void* data, size_t bytes) {
     SHARD_RETURN_IF_ERROR(
         device_->CheckPlace(data, MemoryPlace::kHost).WithContext("set_param"));
   }
+  SHARD_RETURN_IF_ERROR(CheckNotCaptured("set_param"));
   return initial_params_.Set(*runtime_, param, data, bytes, DeadlineOf(0));
 }
 
 Status Engine::BroadcastParams(double timeout) {
-  return Refreshed(initial_params_.Broadcast(*runtime_, DeadlineOf(timeout)),
-                   timeout);
+  return Refreshed(
+      initial_params_.Broadcast(*runtime_, CheckNotCaptured("broadcast_params"),
+                                DeadlineOf(timeout)),
+      timeout);
 }
 
 Status Engine::SetState(ParamId param, std::string_view name,
@@ -384,7 +390,7 @@ Status Engine::Summon(ModuleId module, int rank, double timeout) {
 }
 
 Status Engine::EndSummon(const StatusOr<bool>& write_back, double timeout) {
-  Status known;
+  Status known = CheckNotCaptured("summon_end");
   if (!full_params_.summoned()) {
     known = FailedPrecondition(
         "summon_end in state ", initial_params_.filling() ? "FILLING" : "IDLE",
@@ -500,7 +506,8 @@ Status Engine::CheckIsHosts(const MemoryStore& store) const {
 }
 
 Status Engine::CheckIdleOrFilling(std::string_view what) const {
-  return initial_params_.filling() ? Status() : CheckBetweenSteps(what);
+  return initial_params_.filling() ? CheckNotCaptured(what)
+                                   : CheckBetweenSteps(what);
 }
 
 }  // namespace shard

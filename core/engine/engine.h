@@ -280,6 +280,9 @@ class Engine {
   WorkDeadline WorkDeadlineOf(double timeout) const {
     return WorkDeadline(SecondsOf(timeout), timeout_);
   }
+  // Returns an error while the host captures its stream as a graph. Checked
+  // before anything is enqueued, so that the call can be made again.
+  Status CheckNotCaptured(std::string_view what) const;
   // Returns OK outside FILLING and SUMMON_FULL_PARAMS.
   Status CheckTraining(std::string_view what) const;
   // Returns OK in training state IDLE.

@@ -110,7 +110,8 @@ StatusOr<CuEvent> Context::TakeEvent() {
     events_.pop_back();
     return event;
   }
-  const size_t more = std::max<size_t>(num_events_, 1);
+  constexpr size_t kMostAhead = 16;
+  const size_t more = std::clamp<size_t>(num_events_, 1, kMostAhead);
   // So that ReturnEvent allocates nothing.
   events_.reserve(num_events_ + more);
   CuEvent event = nullptr;

@@ -78,9 +78,9 @@ class Context {
   }
 
   // Takes an event from those that are not in use. Where there is none, makes
-  // as many as there are in all: how many are in use at once differs a little
-  // from step to step, and a step should make none. REQUIRES: the context is
-  // current.
+  // as many as there are in all, at most 16: how many are in use at once
+  // differs a little from step to step, and a step should make none. REQUIRES:
+  // the context is current.
   StatusOr<CuEvent> TakeEvent();
   void ReturnEvent(CuEvent event) noexcept;
 

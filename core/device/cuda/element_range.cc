@@ -47,7 +47,7 @@ ElementRange ElementRangeOf(const UpdateList& list, const UpdateRange& range,
   given.state_dtype = range.state_dtype;
   given.param = range.param;
   given.master = range.master;
-  // Those of Adafactor are in the matrices of its slices.
+  // The kernels of Adafactor find states by the matrices of slices.
   const bool by_element = range.formula != Formula::kAdafactor;
   for (size_t s = 0; s < range.num_states && by_element; ++s) {
     given.states[s] = range.states[s];

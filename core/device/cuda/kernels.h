@@ -50,7 +50,7 @@ class Kernels {
   const Kernel& lamb_apply(bool random) const {
     return lamb_apply_[random ? 1 : 0];
   }
-  // Those of kernels/cuda/adafactor.h, in the order of their launches.
+  // The kernels of kernels/cuda/adafactor.h, in the order of their launches.
   const Kernel& adafactor_sums() const { return adafactor_sums_; }
   const Kernel& adafactor_states() const { return adafactor_states_; }
   const Kernel& adafactor_scales() const { return adafactor_scales_; }

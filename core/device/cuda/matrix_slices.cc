@@ -26,7 +26,7 @@ StatusOr<MatrixSlices> MatrixSlicesOf(const UpdateList& list,
                 slice.state_begins);
     slice.first_sum = made.num_sums;
     slice.first_scale = made.num_scales;
-    // Of ranges with more the table is not used.
+    // A range with more blocks, or groups, is refused below.
     slice.first_block = static_cast<uint32_t>(made.num_blocks);
     slice.first_group = static_cast<uint32_t>(made.num_groups);
     made.slices.push_back(slice);

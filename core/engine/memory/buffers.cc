@@ -83,14 +83,27 @@ StatusOr<EngineMemory> EngineMemory::Allocate(const Plan& plan,
   }
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(
       comm, "allocate private memory",
-      WithNeededMemory(memory.AllocatePrivate(sizes, !is_visible, device), plan,
-                       *comm, *device),
-      deadline));
+      memory.AllocatePrivate(sizes, !is_visible, comm, device), deadline));
   memory.PlaceBuffers(plan);
   return memory;
 }
 
 Status EngineMemory::AllocatePrivate(const MemorySizes& sizes, bool with_arenas,
+                                     Communicator* comm, Device* device) {
+  SHARD_RETURN_IF_ERROR(WithNeededMemory(
+      AllocateTensors(sizes, with_arenas, device), *plan_, *comm, *device));
+  if (host_tensors_ != nullptr) return Status();
+  DeviceMemory host_tensors;
+  if (sizes.host_tensors > 0) {
+    SHARD_ASSIGN_OR_RETURN(
+        host_tensors,
+        device->AllocateHost(sizes.host_tensors, "buffers of the model"));
+  }
+  host_tensors_ = std::make_shared<const DeviceMemory>(std::move(host_tensors));
+  return Status();
+}
+
+Status EngineMemory::AllocateTensors(const MemorySizes& sizes, bool with_arenas,
                                      Device* device) {
   if (with_arenas) {
     SHARD_ASSIGN_OR_RETURN(params_.pages,
@@ -109,14 +122,6 @@ Status EngineMemory::AllocatePrivate(const MemorySizes& sizes, bool with_arenas,
       states_, AllocateSome(device, "optimizer states", sizes.states));
   SHARD_ASSIGN_OR_RETURN(workspace_,
                          AllocateSome(device, "workspace", sizes.workspace));
-  if (host_tensors_ != nullptr) return Status();
-  DeviceMemory host_tensors;
-  if (sizes.host_tensors > 0) {
-    SHARD_ASSIGN_OR_RETURN(
-        host_tensors,
-        device->AllocateHost(sizes.host_tensors, "buffers of the model"));
-  }
-  host_tensors_ = std::make_shared<const DeviceMemory>(std::move(host_tensors));
   return Status();
 }
 

@@ -127,6 +127,8 @@ class EngineMemory {
                                          const Deadline& deadline);
   // `with_arenas`: the memory that others see elsewhere is private, too.
   Status AllocatePrivate(const MemorySizes& sizes, bool with_arenas,
+                         Communicator* comm, Device* device);
+  Status AllocateTensors(const MemorySizes& sizes, bool with_arenas,
                          Device* device);
   void PlaceBuffers(const Plan& plan);
 

@@ -68,8 +68,8 @@ Status InitialParams::Set(const EngineRuntime& runtime, ParamId param,
 }
 
 Status InitialParams::Broadcast(const EngineRuntime& runtime,
-                                const Deadline& deadline) {
-  Status local;
+                                const Status& known, const Deadline& deadline) {
+  Status local = known;
   if (!filling_) {
     local = FailedPrecondition(
         "parameters were broadcast before; the engine is training");

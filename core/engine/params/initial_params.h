@@ -47,7 +47,8 @@ class InitialParams {
 
   // Sends the values that rank 0 was given to every rank, and ends the filling.
   // COLLECTIVE. Parameters that were not set are zero.
-  Status Broadcast(const EngineRuntime& runtime, const Deadline& deadline);
+  Status Broadcast(const EngineRuntime& runtime, const Status& known,
+                   const Deadline& deadline);
 
   // Ends the filling: the parameters have values from elsewhere.
   void Finish();

@@ -31,10 +31,9 @@ StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
                              before == nullptr ? nullptr : &before->memory(),
                              deadline));
   runtime->memory_.emplace(std::move(memory));
-  const Status connected = WithNeededMemory(
-      runtime->Connect(comm, device, options), *runtime->plan_, *comm, *device);
-  SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm, "start streams", connected, deadline));
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, "start streams",
+                                      runtime->Connect(comm, device, options),
+                                      deadline));
   return runtime;
 }
 

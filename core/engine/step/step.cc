@@ -18,7 +18,8 @@ StatusOr<std::unique_ptr<Stepper>> Stepper::Create(const Dependencies& deps) {
       UpdateList list,
       MakeUpdateList(*deps.plan, *deps.memory, deps.comm->rank(),
                      deps.memory->workspace()));
-  SHARD_RETURN_IF_ERROR(deps.device->Prepare(&list));
+  SHARD_RETURN_IF_ERROR(WithNeededMemory(deps.device->Prepare(&list),
+                                         *deps.plan, *deps.comm, *deps.device));
   SHARD_ASSIGN_OR_RETURN(StepLatch latch,
                          StepLatch::Create(*deps.plan, deps.device));
   const auto ranks = static_cast<size_t>(deps.comm->world_size());

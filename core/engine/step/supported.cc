@@ -61,11 +61,14 @@ Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
   if (device->id().kind == DeviceId::Kind::kCpu) return Status();
   constexpr std::string_view kPhase = "look at the memory of devices";
   using MemoryId = decltype(MemoryRoom::id);
-  const auto room = device->FindMemoryRoom();
+  auto room = device->FindMemoryRoom();
   const MemoryId mine = room.ok() ? room->id : MemoryId();
   std::vector<MemoryId> all(static_cast<size_t>(comm->world_size()));
   SHARD_RETURN_IF_ERROR(
       comm->AllGather(kPhase, &mine, sizeof(mine), all.data(), deadline));
+  // A process gives back what it keeps of freed memory when it looks, so that
+  // only a second look finds what all the others kept.
+  if (room.ok()) room = device->FindMemoryRoom();
   Status local = room.status();
   if (local.ok()) {
     // No rank allocates before all have looked, so each must leave room for the

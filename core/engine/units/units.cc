@@ -203,8 +203,8 @@ Status Units::EnterChange(Activity activity, const Status& local,
                           const Arguments& arguments,
                           const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(meetings_.Drain(deadline));
-  // No rank changes anything where one has an error; and that may be that the
-  // host's stream cannot be waited for.
+  // No rank changes anything where one has an error. The error may be that the
+  // host captures its stream, which cannot be waited for then.
   if (local.ok()) {
     const Status idle = meetings_.AwaitStreams(deadline);
     if (!idle.ok()) return Fail(idle);

@@ -21,6 +21,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
@@ -29,6 +30,7 @@
 #include "core/engine/engine.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/sanitizers.h"
+#include "tests/core/device/forwarding_device.h"
 #include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/fake_cuda/fake_cuda_fixture.h"
@@ -53,6 +55,7 @@ using testing::fake_cuda::Count;
 using testing::fake_cuda::CountAlive;
 using testing::fake_cuda::CountInChild;
 using testing::fake_cuda::CountSince;
+using testing::fake_cuda::FailCall;
 using testing::fake_cuda::NumPending;
 using testing::fake_cuda::Options;
 using testing::fake_cuda::Pause;
@@ -429,13 +432,22 @@ TEST_P(CudaMemoryTest, AnEngineThatDoesNotFitSaysWhatItNeeds) {
       EXPECT_EQ(CountMemoryCalls(CountSince(before)), 0u);
     } else {
       EXPECT_GT(needed, 0u);
-      ExpectError(
-          engine, StatusCode::kResourceExhausted,
-          {StrCat("a plan that needs ", FormatBytes(planned), " on cuda:0: "),
-           "of memory of cuda:0", FormatBytes(needed), "which has ",
-           StrCat(" free of ", FormatBytes(room)), "shardctl plan"});
+      ExpectError(engine, StatusCode::kResourceExhausted,
+                  {"of memory of cuda:0", FormatBytes(needed), "which has ",
+                   StrCat(" free of ", FormatBytes(room)), "shardctl plan"});
     }
   }
+}
+
+// Somebody else has taken the room that was there.
+TEST_P(CudaMemoryTest, MemoryThatIsRefusedLaterNamesThePlanToo) {
+  const FakeCuda fake(Room{.memory_pools = GetParam()}.ToOptions());
+  FailCall(GetParam() ? "cuMemAllocFromPoolAsync" : "cuMemAlloc", 2,
+           cuda::CuResult::kOutOfMemory);
+  ExpectError(MakeLarge(), StatusCode::kResourceExhausted,
+              {StrCat("a plan that needs ",
+                      FormatBytes(PlannedBytes(*LargePlan())), " on cuda:0: "),
+               "of memory of cuda:0", "shardctl plan"});
 }
 
 // Each of two ranks on a GPU finds room for itself before the other allocates.
@@ -473,6 +485,42 @@ TEST_P(CudaMemoryTest, RanksOnADeviceLeaveRoomForEachOther) {
     const auto engine = make(comm, comm->rank() == 0 ? "1" : "0");
     ExpectError(engine, StatusCode::kResourceExhausted,
                 {"rank 1: the plan needs ", "on cuda:0, which has "});
+  });
+}
+
+// A device of a process of its own, which keeps memory until it looks for room.
+class KeepingDevice final : public testing::ForwardingDevice {
+ public:
+  KeepingDevice(std::shared_ptr<Device> device, int rank,
+                std::atomic<int>* looked)
+      : ForwardingDevice(std::move(device)), rank_(rank), looked_(looked) {}
+
+  StatusOr<MemoryRoom> FindMemoryRoom() override {
+    SHARD_ASSIGN_OR_RETURN(MemoryRoom room, device().FindMemoryRoom());
+    if (!std::exchange(has_looked_, true)) {
+      // The last of two ranks comes late.
+      std::this_thread::sleep_for(std::chrono::milliseconds(50 * rank_));
+      ++*looked_;
+    }
+    if (*looked_ < 2) room.free = 0;
+    return room;
+  }
+
+ private:
+  const int rank_;
+  std::atomic<int>* const looked_;
+  bool has_looked_ = false;
+};
+
+TEST_P(CudaMemoryTest, MemoryThatOtherProcessesKeepIsFree) {
+  const FakeCuda fake(Room{.memory_pools = GetParam()}.ToOptions());
+  const auto plan = LargePlan(2);
+  std::atomic<int> looked = 0;
+  RunThreadRanks(2, [&](const auto& comm) {
+    EngineOptions options;
+    options.opened_device = std::make_shared<KeepingDevice>(
+        *cuda::OpenDevice("0"), comm->rank(), &looked);
+    EXPECT_OK(Engine::Create(plan, comm, options));
   });
 }
 

@@ -170,9 +170,24 @@ TEST_F(HostsStreamTest, ACaptureRefusesCallsAndEndsNothing) {
     ASSERT_OK(made);
     Engine* const engine = made->get();
     ASSERT_OK(engine->SetStream(stream.get()));
+    if (captures) {
+      SetCaptured(stream.get());
+      const std::vector<float> values(4000);
+      ExpectCaptured(engine->SetParam(0, values.data(), 4 * values.size()),
+                     "set_param");
+      ExpectCaptured(engine->BroadcastParams(0), "broadcast_params");
+      ExpectCaptured(engine->BroadcastHostTensors(0, 0), "broadcast_buffers");
+      ExpectCaptured(engine->SetStream(nullptr), "set_stream");
+      SetCaptured(nullptr);
+    }
     ASSERT_OK(Fill(engine));
     ASSERT_OK(TrainOneStep(engine, 1));
     if (captures) {
+      ASSERT_OK(engine->Summon(0, -1, 0));
+      SetCaptured(stream.get());
+      ExpectCaptured(engine->EndSummon(true, 0), "summon_end");
+      SetCaptured(nullptr);
+      ASSERT_OK(engine->EndSummon(true, 0));
       SetCaptured(stream.get());
       ExpectCaptured(engine->UnitAcquire(0, Pass::kBackward, 0),
                      "unit_acquire");
@@ -226,7 +241,7 @@ TEST_F(HostsStreamTest, ACaptureOfOneRankRefusesTheStepOfAll) {
 
 class WrongPlaceTest : public FakeCudaTest {};
 
-// What the host would read, and crash.
+// The host would read it, and crash.
 TEST_F(WrongPlaceTest, MemoryOfTheGpuIsNotTheHosts) {
   const auto made = MakeEngine(MakePlan({}), OpenLocal());
   ASSERT_OK(made);

@@ -1118,7 +1118,7 @@ extern "C" {
     /// call comes after. `stream` is the device's own form of a stream, a CUstream
     /// on a GPU, and must live until the engine is freed or another stream is set.
     /// While the host captures it as a CUDA graph, the engine's calls are
-    /// FAILED_PRECONDITION and do nothing.
+    /// FAILED_PRECONDITION, do nothing and can be made again.
     /// NULL is the device's usual stream, which a new engine uses; with it every
     /// step waits for its end. Work on the old stream comes before later work on the
     /// new one. Each rank sets its own stream, between steps or before
