@@ -28,17 +28,38 @@ for part in load bits staged bandwidth overhead torch sanitizer; do
   grep -qE "^$part +passed" "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"
 done
 # Every optimizer that GPUs have in five combinations of dtypes, and more.
-grep -qE "^bits +passed +13[0-9] of 13[0-9] checks" "$TEST_TMPDIR/out" ||
+grep -qE "^bits +passed +16[0-9] of 16[0-9] checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 python3 - "$TEST_TMPDIR/result.json" <<'END' || fail "the JSON"
 import json, sys
-parts = json.load(open(sys.argv[1]))["parts"]
+found = json.load(open(sys.argv[1]))
+assert found["device"].startswith("Fake GPU"), found["device"]
+parts = found["parts"]
 assert list(parts) == ["load", "bits", "staged", "bandwidth", "overhead",
                        "torch", "sanitizer"], parts
 assert all(not part["wrong"] and part["results"] for part in parts.values())
 assert any(result["check"] == "copy" and result["value"] > 0
            for result in parts["bandwidth"]["results"])
 END
+
+# Speeds are checked on the devices that have targets, and torch's beside them.
+cat >"$folder/gpu_check_part" <<'END'
+#!/bin/sh
+echo '{"part": "bandwidth", "check": "adamw f32, 1 tensor", "value": 10, "unit": "ms"}'
+echo '{"part": "bandwidth", "check": "a target", "ok": true}'
+END
+mkdir "$TEST_TMPDIR/torch"
+cat >"$TEST_TMPDIR/torch/torch.py" <<'END'
+import json
+print(json.dumps({"check": "torch fused adamw f32, 1 tensor", "value": 9,
+                  "unit": "ms"}))
+raise ImportError("is a fake")
+END
+PYTHONPATH="$TEST_TMPDIR/torch" check --part bandwidth --part torch &&
+  fail "torch is faster"
+grep -q "FAILED adamw f32, 1 tensor is 1.0 times as fast as torch's: 0.900 times" \
+  "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"
+cp tests/gpu_check/gpu_check_part "$folder"
 
 # Of a device that is not there the error says so, whatever the part.
 check --part load --part bandwidth --device cuda:7 && fail "there is no cuda:7"

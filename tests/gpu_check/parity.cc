@@ -2,12 +2,14 @@
 //
 // The parts that compare a GPU's results with the CPU's.
 
+#include <algorithm>
+#include <cstdint>
 #include <exception>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "shard/shard.hpp"
-#include "tests/gpu_check/gpu.h"
 #include "tests/gpu_check/parts.h"
 #include "tests/gpu_check/training.h"
 
@@ -29,6 +31,7 @@ void Compare(const Options& options, const std::string& what,
 
 // Of each formula that GPUs have one.
 constexpr const char* kOptimizers[] = {
+    "adafactor?lr=0.01&weight_decay=0.1",
     "adadelta?lr=0.5",
     "adagrad?lr=0.01",
     "adam?lr=0.01&weight_decay=0.1",
@@ -69,17 +72,60 @@ constexpr Types kTypes[] = {
     {"f16 with masters", DType::f16, Masters::f32, false},
 };
 
+// What small tensors do not reach: kernels that loop, sums of many blocks, and
+// parameters that begin anywhere in a buffer.
+void LargeBits(const Options& options, Report* report) {
+  constexpr std::int64_t kCols = 1024;
+  constexpr std::int64_t kMost = 1 << 24;
+  const std::int64_t rows = std::min(options.elements, kMost) / kCols;
+  Training large;
+  large.steps = 2;
+  large.units = false;
+  large.shapes = {{rows * kCols + 3}, {77}, {rows, kCols + 1}, {4099}};
+  const auto compare = [&](const std::string& what, const Training& training) {
+    Compare(options, "large tensors, " + what, training, report);
+  };
+  for (const char* const optimizer :
+       {"adamw?lr=0.01", "adamw?lr=0.01&states=q8", "lamb?lr=0.01",
+        "adafactor?lr=0.01"}) {
+    for (const Types& types : kTypes) {
+      Training training = large;
+      training.optimizer = optimizer;
+      training.dtype = types.dtype;
+      training.masters = types.masters;
+      training.f32_grads = types.f32_grads;
+      compare(std::string(optimizer) + ", " + types.name, training);
+    }
+  }
+  for (const double type :
+       {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
+    Training training = large;
+    training.step = {.max_grad_norm = 0.5, .grad_norm_type = type};
+    compare("norm of type " + std::to_string(type), training);
+  }
+  Training skips = large;
+  skips.steps = 3;
+  skips.has_nan = true;
+  skips.step.skip_nonfinite = true;
+  compare("a step that is skipped", skips);
+}
+
 }  // namespace
 
 void Load(const Options& options, Report* report) {
-  const Gpu gpu(OrdinalOf(options.device));
-  report->Text("device", gpu.Describe());
+  const auto found = nlohmann::json::parse(devices_json())["cuda"];
+  for (const char* const library : {"nccl", "cublas"}) {
+    const auto& its = found[library];
+    const std::string error = its["error"];
+    report->Text(library, error.empty()
+                              ? its["library"].get<std::string>() + " " +
+                                    its["version"].get<std::string>()
+                              : "not found: " + error);
+  }
   Compare(options, "trains on a stream of the host's", Training(), report);
 }
 
 void Bits(const Options& options, Report* report) {
-  // Else each training would make the device's context anew.
-  const Gpu gpu(OrdinalOf(options.device));
   for (const char* const optimizer : kOptimizers) {
     for (const Types& types : kTypes) {
       Training training;
@@ -124,10 +170,10 @@ void Bits(const Options& options, Report* report) {
   scaled.masters = Masters::f32;
   scaled.loss_scaling = "dynamic?init_scale=1024";
   Compare(options, "dynamic loss scaling", scaled, report);
+  LargeBits(options, report);
 }
 
 void Staged(const Options& options, Report* report) {
-  const Gpu gpu(OrdinalOf(options.device));
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (const int group : {0, 2}) {
@@ -139,7 +185,7 @@ void Staged(const Options& options, Report* report) {
           training.dtype = dtype;
           training.shard_group_size = group;
           training.step.max_grad_norm = max_grad_norm;
-          training.sizes = {4000, 1000, 30000, 8192, 9001};
+          training.shapes = {{4000}, {1000}, {30000}, {8192}, {9001}};
           Compare(options,
                   "4 ranks, stage " + std::to_string(stage) +
                       (group == 0 ? "" : ", groups of 2") +

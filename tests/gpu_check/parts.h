@@ -18,9 +18,12 @@ struct Options {
   // Of the bandwidth's tensors in all. A fake of the driver has the time for
   // few.
   std::int64_t elements = std::int64_t{1} << 30;
+  // Whether the device and the tensors are those of docs/benchmarks.md, so that
+  // speeds are checked, and not only told.
+  bool has_targets = false;
 };
 
-// The device, and training on a stream of the host's.
+// The libraries of the machine, and training on a stream of the host's.
 void Load(const Options& options, Report* report);
 // The bits of each optimizer's steps are the CPU's.
 void Bits(const Options& options, Report* report);

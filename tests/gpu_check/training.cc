@@ -5,8 +5,11 @@
 #include <atomic>
 #include <cstring>
 #include <exception>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -48,13 +51,18 @@ std::vector<std::byte> Values(DType dtype, std::uint64_t seed,
   return bytes;
 }
 
+std::int64_t NumelOf(const Shape& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1},
+                         std::multiplies<>());
+}
+
 Model ModelOf(const Training& training, std::vector<ParamId>* params) {
   Model model = Model::create("Net");
-  for (std::size_t i = 0; i < training.sizes.size(); ++i) {
+  for (std::size_t i = 0; i < training.shapes.size(); ++i) {
     const ModuleId block =
         model.add_module(root_module, "block" + std::to_string(i), "Block");
     params->push_back(
-        model.add_param(block, "weight", training.dtype, {training.sizes[i]}));
+        model.add_param(block, "weight", training.dtype, training.shapes[i]));
   }
   return model;
 }
@@ -65,14 +73,17 @@ class Rank {
       : training_(training),
         model_(ModelOf(training, &params_)),
         engine_(Engine::create(
-            Plan::create(model_, {.stage = training.stage,
-                                  .world_size = training.ranks,
-                                  .optimizer = training.optimizer,
-                                  .f32_grads = training.f32_grads,
-                                  .masters = training.masters,
-                                  .wrap = "class?names=Block",
-                                  .shard_group_size = training.shard_group_size,
-                                  .deterministic = training.deterministic}),
+            Plan::create(
+                model_,
+                {.stage = training.stage,
+                 .world_size = training.ranks,
+                 .optimizer = training.optimizer,
+                 .f32_grads = training.f32_grads,
+                 .masters = training.masters,
+                 .wrap = training.units ? "class?names=Block" : "",
+                 .shard_group_size = training.shard_group_size,
+                 .buffer_bytes = training.units ? 0 : std::int64_t{1} << 40,
+                 .deterministic = training.deterministic}),
             comm, {.loss_scaling = training.loss_scaling, .device = device})),
         rank_(comm.rank()) {
     const DeviceId id = engine_.device();
@@ -81,7 +92,8 @@ class Rank {
       engine_.set_stream(gpu_->stream());
     }
     for (std::size_t p = 0; p < params_.size(); ++p) {
-      const auto values = Values(training_.dtype, p, training_.sizes[p]);
+      const auto values =
+          Values(training_.dtype, p, NumelOf(training_.shapes[p]));
       detail::check(shard_engine_set_param(engine_.get(),
                                            detail::raw(params_[p]),
                                            values.data(), values.size()));
@@ -123,11 +135,15 @@ class Rank {
     const DType dtype = training_.f32_grads ? DType::f32 : training_.dtype;
     const auto seed = static_cast<std::uint64_t>(
         1000 + 100 * step + 10 * rank_ + detail::raw(param));
-    // A GPU reads them later.
+    // A GPU reads them later: the host's stream orders the copy with the step.
     sent_.push_back(Values(dtype, seed, numel));
+    if (training_.has_nan && step == 2) {
+      constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+      std::memcpy(&sent_.back()[sent_.back().size() - sizeof(kNan)], &kNan,
+                  sizeof(kNan));
+    }
     if (gpu_) {
       gpu_->Copy(grad, sent_.back().data(), sent_.back().size());
-      gpu_->Finish();
     } else {
       std::memcpy(grad, sent_.back().data(), sent_.back().size());
     }

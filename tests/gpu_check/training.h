@@ -21,8 +21,10 @@ struct Training {
   int stage = 0;
   int ranks = 1;
   int steps = 3;
-  // Elements of the parameters. Each is a unit of its own.
-  std::vector<std::int64_t> sizes = {257, 1000, 3, 8192};
+  std::vector<Shape> shapes = {{257}, {1000}, {3}, {8192}, {37, 300}};
+  // Each parameter is a unit, with a flat buffer of its own. Else all are in
+  // one buffer, which has room for them.
+  bool units = true;
   DType dtype = DType::f32;
   Masters masters = Masters::by_default;
   bool f32_grads = false;
@@ -30,6 +32,8 @@ struct Training {
   bool deterministic = false;
   StepOptions step = {};
   std::string loss_scaling = {};
+  // The last gradient of the second step is NaN. REQUIRES: f32.
+  bool has_nan = false;
 };
 
 // Returns the ordinal of the GPU that a device of an engine names.
