@@ -221,6 +221,15 @@ class GpuTest(SdkTest):
         self.assertEqual(tensor.shape[:2], [4, 2])
         with self.assertRaisesRegex(BufferError, "memory of GPU 0.*from_dlpack"):
             view.array()
+        grad = engine.grad_view(self.weight)
+        tensor = pointer_of(grad.__dlpack__(stream=1))
+        self.assertEqual((tensor.device_type, tensor.device_id), GPU)
+        write(grad, 1)
+        engine.step()
+        engine.synchronize()
+        moved = numpy.frombuffer(view.memory, numpy.float32)
+        self.assertEqual(moved[0], 1.5)
+        moved[:] = 1
         with engine.state_dict() as state:
             self.assertEqual(state["weight"].data.__dlpack_device__(), GPU)
         with engine.state_dict(copy=True) as state:
