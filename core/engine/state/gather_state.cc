@@ -43,8 +43,10 @@ class Gatherer {
         sink_(sink),
         deadline_(deadline) {}
 
-  // Allocates room for a run, and on a receiving rank for the largest tensor.
+  // Allocates room for a run, for copies of it, and on a receiving rank for the
+  // largest tensor.
   Status Allocate(Device* device) {
+    SHARD_RETURN_IF_ERROR(access_->Reserve());
     SHARD_ASSIGN_OR_RETURN(run_room_,
                            device->AllocateHost(kRunBytes, "a run of tensors"));
     if (sink_ == nullptr) return Status();

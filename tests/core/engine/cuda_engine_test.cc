@@ -624,6 +624,39 @@ TEST_P(CudaMemoryTest, AnEngineTrainsOnWithoutRoomToCopyWhatItSummons) {
   EXPECT_OK(TrainOneStep(engine->get(), 2));
 }
 
+// Wherever memory runs out, all ranks have the error, and train on.
+TEST_P(CudaMemoryTest, AnEngineTrainsOnWithoutRoomToGather) {
+  int refused = 0;
+  int done = 0;
+  for (size_t room = size_t{8} << 20; room < size_t{32} << 20;
+       room += size_t{1} << 20) {
+    SCOPED_TRACE(room);
+    const FakeCuda fake(
+        Room{.memory_pools = GetParam(), .pinned_bytes = room + (64 << 10)}
+            .ToOptions());
+    const auto engine = MakeEngine(MakePlan({}), OpenLocal());
+    ASSERT_OK(engine);
+    ASSERT_OK(Fill(engine->get()));
+    ASSERT_OK(TrainOneStep(engine->get(), 1));
+    size_t tensors = 0;
+    const Status gathered = (*engine)->GatherState(
+        StateOptions(), 0, 0, [&](const StateEntry&, const std::byte*) {
+          ++tensors;
+          return Status();
+        });
+    if (gathered.ok()) {
+      EXPECT_GE(tensors, 3u);
+      ++done;
+    } else {
+      ExpectError(gathered, StatusCode::kResourceExhausted, {"pinned"});
+      ++refused;
+    }
+    EXPECT_OK(TrainOneStep(engine->get(), 2));
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(done, 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(, CudaMemoryTest, ::testing::Bool(),
                          [](const auto& info) {
                            return info.param ? "pools" : "without_pools";
