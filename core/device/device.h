@@ -64,14 +64,14 @@ enum class StreamKind {
   kCommunication,  // Collectives, and the waits around them.
 };
 
-// Where a device's tensors lie, in the codes of DLPack.
+// The place of a device's tensors, in the codes of DLPack.
 struct DeviceId {
   enum class Kind : int32_t { kCpu = 1, kCuda = 2 };
   Kind kind = Kind::kCpu;
   int32_t ordinal = 0;  // Among the devices of the kind.
 };
 
-// What the memory of Device::Allocate has left.
+// The room that is left in the memory of Device::Allocate.
 struct MemoryRoom {
   uint64_t free = 0;
   uint64_t total = 0;
@@ -79,7 +79,7 @@ struct MemoryRoom {
   std::array<char, 16> id = {};
 };
 
-// Where memory lies that the host gives.
+// The place of memory that the host gives.
 enum class MemoryPlace {
   kDevice,  // Where the device's tensors lie.
   kHost,

@@ -95,7 +95,7 @@ struct UpdateList {
   std::vector<int64_t> sizes;
   std::vector<const void*> sources;  // In rank order.
   float* workspace = nullptr;
-  // What Device::Prepare made of the list, for the kernels of that device.
+  // The form of the list that Device::Prepare made for that device's kernels.
   std::shared_ptr<const void> prepared;
 
   std::span<const UpdateSlice> SlicesOf(const UpdateRange& range) const {

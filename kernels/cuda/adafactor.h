@@ -67,7 +67,7 @@ struct MatrixSlice {
     return PartsOf(cols, kGroupCols);
   }
 
-  // What a matrix has, of all matrices one after the other.
+  // The numbers for one matrix; a slice has those of all matrices in order.
   SHARD_DEVICE constexpr uint64_t blocks() const {
     return row_blocks() * col_blocks();
   }

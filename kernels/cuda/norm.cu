@@ -245,7 +245,7 @@ class NormAccumulator {
                                         : static_cast<uint64_t>(value);
     const int bit = shift % 32;
     const uint64_t low = magnitude << bit;
-    // What the shift has lost.
+    // The bits that the shift has lost.
     const uint64_t high = magnitude >> 32 >> (32 - bit);
     limbs_.Each([&](int lane, uint64_t& limb) {
       const int at = lane - shift / 32;

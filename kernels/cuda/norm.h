@@ -25,9 +25,9 @@ namespace shard::cuda {
 // The elements that a warp adds at a time.
 inline constexpr uint64_t kNormTile = 1024;
 
-// What the blocks of a launch have found so far, in memory of the device. All
-// zeros before the first launch; each launch leaves zeros. Launches that may
-// run at once need one each.
+// The sum of the blocks of a launch so far, in the device's memory. All zeros
+// before the first launch; each launch leaves zeros. Launches that may run at
+// once need one each.
 struct NormScratch {
   // The terms: limb i counts 2^(32 i - 298). Limbs are two's complement and
   // wider than 32 bits, so that they are added without carries.

@@ -39,11 +39,11 @@ class Context {
   int ordinal() const { return ordinal_; }
   // Returns "cuda:0".
   const std::string& name() const { return name_; }
-  // Of the device: the number of its multiprocessors.
+  // Returns the number of the device's multiprocessors.
   unsigned multiprocessors() const { return multiprocessors_; }
   CuContext handle() const { return handle_; }
 
-  // What the threads of all streams of the context wait on.
+  // Returns the monitor that the threads of all streams wait on.
   const std::shared_ptr<Monitor>& monitor() const { return monitor_; }
 
   // Makes the context current in this thread while it lives. Meanwhile the

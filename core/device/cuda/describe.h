@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What of CUDA this machine has, and why something of it cannot be used, as a
-// JSON document (shard_devices_json in engine.h has its keys).
+// Describes the parts of CUDA on this machine, with the reasons why some cannot
+// be used, as a JSON document (shard_devices_json in engine.h has its keys).
 
 #ifndef SHARD_CORE_DEVICE_CUDA_DESCRIBE_H_
 #define SHARD_CORE_DEVICE_CUDA_DESCRIBE_H_

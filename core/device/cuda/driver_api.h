@@ -71,7 +71,7 @@ inline CuStream PerThreadStream() {
   return reinterpret_cast<CuStream>(uintptr_t{2});
 }
 
-// What a thread may do while some stream's work is captured as a graph.
+// The calls that a thread may make while some stream is captured as a graph.
 enum class CuCaptureMode : int { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
 enum class CuCaptureStatus : int { kNone = 0, kActive = 1, kInvalidated = 2 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What libshard_cuda.so exports.
+// The one symbol that libshard_cuda.so exports.
 
 #include "core/device/plugin/plugin.h"
 

@@ -48,14 +48,14 @@ class StreamCore {
   CuStream native() const { return native_; }
   // Null for the host's stream. REQUIRES: the stream has not ended.
   WorkQueue* queue() const { return queue_.get(); }
-  // Whether this is a child of fork, in which nothing of CUDA may be used.
+  // Returns whether this is a child of fork, in which CUDA may not be used.
   bool IsForked() const;
 
   void OnError(std::function<void(const Status&)> handler);
   // Fails the stream, unless it has failed or ended. Any thread.
   void Fail(const Status& status);
   Status status() const;
-  // Whether work may go to the driver now.
+  // Returns whether work may go to the driver now.
   WorkQueue::Turn turn() const;
 
   // Gives the driver `work`, a Status(), now, and fails the stream where that
@@ -66,7 +66,7 @@ class StreamCore {
       Fail(InContext(what, status));
     }
   }
-  // What the stream was given last: a literal, for errors.
+  // The work that the stream was given last: a literal, for errors.
   void set_last(std::string_view what) { last_ = what; }
   std::string_view last() const { return last_; }
 

@@ -21,12 +21,12 @@ namespace shard {
 struct Plugin {
   // Opens a device by what follows the colon in its spec.
   StatusOr<std::shared_ptr<Device>> (*open_device)(std::string_view id);
-  // Returns what of its devices the machine has, as a JSON document.
+  // Describes the devices of the machine, as a JSON document.
   std::string (*describe)();
 };
 
-// What a library exports as "shard_plugin". Returns null where `build_id` is
-// not that of the library.
+// The function that a library exports as "shard_plugin". Returns null where
+// `build_id` is not that of the library.
 using GetPlugin = const Plugin* (*)(uint64_t build_id);
 inline constexpr char kGetPlugin[] = "shard_plugin";
 

@@ -73,7 +73,7 @@ class WorkQueue {
   // with this Monitor.
   void PushWait(const Event& event, const Deadline& deadline);
 
-  // What becomes of work that is not pushed.
+  // The fate of work that is not pushed.
   enum class Turn {
     kNow,    // All work was done: a caller may do its own at once.
     kLater,  // Other work comes first.

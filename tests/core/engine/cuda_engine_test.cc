@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <string>
@@ -591,37 +592,35 @@ TEST_P(CudaMemoryTest, PinnedMemoryThatRunsOutIsNamed) {
   }
 }
 
-// The copies of summon are pinned; an engine trains on where they do not fit.
-TEST_P(CudaMemoryTest, AnEngineTrainsOnWithoutRoomToSummon) {
-  constexpr int64_t kElements = int64_t{3} << 19;
+// Trains an engine whose parameter cannot be summoned for want of pinned
+// memory.
+void ExpectNoRoomToSummon(bool memory_pools, int64_t elements,
+                          std::initializer_list<std::string_view> error) {
   // For what the engine has, and for its copies of tensors one by one.
-  const FakeCuda fake(Room{.memory_pools = GetParam(),
+  const FakeCuda fake(Room{.memory_pools = memory_pools,
                            .pinned_bytes = (size_t{8} << 20) + (64 << 10)}
                           .ToOptions());
   const auto engine =
-      MakeEngine(MakePlan({.elements_per_unit = kElements}), OpenLocal());
+      MakeEngine(MakePlan({.elements_per_unit = elements}), OpenLocal());
   ASSERT_OK(engine);
   ASSERT_OK(Fill(engine->get()));
   ASSERT_OK(TrainOneStep(engine->get(), 1));
   ExpectError((*engine)->Summon(0, -1, 0), StatusCode::kResourceExhausted,
-              {"summoned parameters", FormatBytes(4 * kElements), "pinned"});
+              error);
   EXPECT_OK(TrainOneStep(engine->get(), 2));
+}
+
+TEST_P(CudaMemoryTest, AnEngineTrainsOnWithoutRoomToSummon) {
+  constexpr int64_t kElements = int64_t{3} << 19;
+  const std::string bytes = FormatBytes(4 * kElements);
+  ExpectNoRoomToSummon(GetParam(), kElements,
+                       {"summoned parameters", bytes, "pinned"});
 }
 
 // There is room for the copies, but not for staging memory beside them.
 TEST_P(CudaMemoryTest, AnEngineTrainsOnWithoutRoomToCopyWhatItSummons) {
-  constexpr int64_t kElements = int64_t{1} << 18;
-  const FakeCuda fake(Room{.memory_pools = GetParam(),
-                           .pinned_bytes = (size_t{8} << 20) + (64 << 10)}
-                          .ToOptions());
-  const auto engine =
-      MakeEngine(MakePlan({.elements_per_unit = kElements}), OpenLocal());
-  ASSERT_OK(engine);
-  ASSERT_OK(Fill(engine->get()));
-  ASSERT_OK(TrainOneStep(engine->get(), 1));
-  ExpectError((*engine)->Summon(0, -1, 0), StatusCode::kResourceExhausted,
-              {"staging memory for tensors", "pinned"});
-  EXPECT_OK(TrainOneStep(engine->get(), 2));
+  ExpectNoRoomToSummon(GetParam(), int64_t{1} << 18,
+                       {"staging memory for tensors", "pinned"});
 }
 
 // Wherever memory runs out, all ranks have the error, and train on.
