@@ -138,12 +138,16 @@ std::string Describe() {
   Json devices = Json::array();
   const Status status =
       driver.ok() ? DescribeDevices(*driver, &devices) : driver.status();
-  const Json json = {
-      {"driver", version == 0 ? "" : Driver::VersionText(version)},
-      {"error", status.message()},
-      {"devices", std::move(devices)},
-      {"nccl", Nccl()},
-      {"cublas", Cublas()}};
+  // Libraries of no use are not opened: some leave memory behind.
+  const bool has_driver = version != 0;
+  const Json no_driver = {{"library", ""},
+                          {"version", ""},
+                          {"error", "not looked for: there is no driver"}};
+  const Json json = {{"driver", has_driver ? Driver::VersionText(version) : ""},
+                     {"error", status.message()},
+                     {"devices", std::move(devices)},
+                     {"nccl", has_driver ? Nccl() : no_driver},
+                     {"cublas", has_driver ? Cublas() : no_driver}};
   // Names come from outside.
   return json.dump(-1, ' ', true, Json::error_handler_t::replace);
 }

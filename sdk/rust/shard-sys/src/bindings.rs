@@ -1103,8 +1103,8 @@ extern "C" {
     ///             "cublas": {"library": ..., "version": ..., "error": ""},
     ///             "error": ""}}
     /// An `error` that is not "" says why something is not there, or cannot be used,
-    /// and what to do. `driver` is "" where there is none; nccl and cublas do not
-    /// depend on it, and are null only where libshard_cuda.so does not load. Each
+    /// and what to do. `driver` is "" where there is none, and nccl and cublas are
+    /// not looked for then; they are null where libshard_cuda.so does not load. Each
     /// GPU is opened for a moment, which may take a second. Any thread.
     /// ```
     #[must_use]
