@@ -61,12 +61,10 @@ inline void AddAccesses(const cuda::UpdateElementsArgs& args, Accesses* to) {
   const cuda::ElementRange& range = args.range;
   to->Read(args.block, sizeof(*args.block));
   to->Read(range.slices, range.num_slices * sizeof(*range.slices));
-  // Latched by the host, before the launch.
-  if (range.kept_sum != nullptr && args.block->has_norm) {
-    to->Read(range.kept_sum, range.count * DTypeSize(range.sources.dtype));
-  } else {
-    to->ReadSources(range.sources, 0, range.count);
-  }
+  // The kernel reads one of the two: the block, which says which one, may still
+  // be on its way.
+  to->Read(range.kept_sum, range.count * DTypeSize(range.sources.dtype));
+  to->ReadSources(range.sources, 0, range.count);
   to->Write(range.param, range.count * DTypeSize(range.param_dtype));
   to->Write(range.master, range.count * sizeof(*range.master));
   for (size_t s = 0; s < kMaxStates; ++s) {
