@@ -85,11 +85,11 @@ _FAKE_CUDA = {
         "HungRankTest.*": "waits for deadlines",
     },
     "//tests/core/engine:gradients_tests": {
-        "*/apart_*": "ranks on GPUs share no memory in either form",
+        "*/*apart_*": "ranks on GPUs share no memory in either form",
         "MissingGradsRandomTest.*": "calls differ between ranks that share memory",
     },
     "//tests/core/engine:steps_tests": {
-        "*/apart_*": "ranks on GPUs share no memory in either form",
+        "*/*apart_*": "ranks on GPUs share no memory in either form",
         "*EnginePrecisionTest.*16_*_W?": "sums of 16 bits are rounded between ranks",
         "*HostStreamTest.*": "runs on cpu-async",
         "*InvarianceTest.*": "is about bits that ranks with shared memory have",
@@ -104,7 +104,7 @@ _FAKE_CUDA = {
         "TensorOptimizersTest.Muon*": "an optimizer without kernels",
     },
     "//tests/core/engine:units_tests": {
-        "*/apart_*": "ranks on GPUs share no memory in either form",
+        "*/*apart_*": "ranks on GPUs share no memory in either form",
         "*AgreementTest.*": "has no engine",
         "*CommQueue*Test.*": "has no engine",
         "*DifferentCallsTest.*": "is about calls that fail before elements move",
@@ -126,7 +126,12 @@ _FAKE_CUDA_LONG = {
         "*MissingGradsTest.*/*stage?_*",
         "WhoHasGradientsTest.*",
     ],
-    "//tests/core/engine:steps_tests": ["*StagesTest.*/*stage?_*"],
+    "//tests/core/engine:steps_tests": [
+        "*NarrowParamsTest.StochasticRoundingIsUnbiased/*",
+        "*SkipTest.*/adamw_*",
+        "*StagesTest.*/*overwritten*",
+        "*StagesTest.*/*stage?_*",
+    ],
     "//tests/core/engine:units_tests": [
         "*ReplanTest.*/stage2",
         "*ReplanTest.*_greedy",
