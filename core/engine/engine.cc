@@ -485,24 +485,10 @@ Status Engine::LoadState(const MemoryStore* store,
                          const StatusOr<LoadOptions>& options,
                          LoadReport* report) {
   const double timeout = options.ok() ? options->timeout : 0;
-  Status known = CheckIdleOrFilling("load");
-  if (known.ok() && store != nullptr) known = CheckIsHosts(*store);
-  return Refreshed(State().LoadStateDict(store, options, Counted(known),
-                                         WorkDeadlineOf(timeout), report),
-                   timeout);
-}
-
-Status Engine::CheckIsHosts(const MemoryStore& store) const {
-  // Where an engine fetches its own parts, they may lie anywhere.
-  if (store.fetches_parts()) return Status();
-  for (size_t i = 0; i < store.num_tensors(); ++i) {
-    const MemoryStore::Part& part = store.part(i);
-    if (part.numel == 0) continue;
-    SHARD_RETURN_IF_ERROR(
-        device_->CheckPlace(part.data, MemoryPlace::kHost)
-            .WithContext(StrCat("load, tensor '", store.tensor(i).key, "'")));
-  }
-  return Status();
+  return Refreshed(
+      State().LoadStateDict(store, options, Counted(CheckIdleOrFilling("load")),
+                            WorkDeadlineOf(timeout), report),
+      timeout);
 }
 
 Status Engine::CheckIdleOrFilling(std::string_view what) const {

@@ -289,8 +289,6 @@ class Engine {
   Status CheckBetweenSteps(std::string_view what) const;
   // Returns OK in IDLE and in FILLING.
   Status CheckIdleOrFilling(std::string_view what) const;
-  // Returns OK where the tensors that the host gave lie in its memory.
-  Status CheckIsHosts(const MemoryStore& store) const;
   // Returns `idle`, the result of one of these, or the error of the last step,
   // for which it waits: the counters are then exact.
   Status Counted(const Status& idle) const {

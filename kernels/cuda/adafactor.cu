@@ -361,53 +361,60 @@ class AdafactorTile {
   Warp<ElementLane> warp_;
 };
 
+// Calls body(tiles, slice, row, index) for each of the `count` parts that a
+// matrix has, where its slice is stepped: part `index` of the slice, with row
+// `row` of the block. first(slice) is the number of parts in the slices before.
+template <class First, class Body>
+SHARD_DEVICE void ForEachPart(const AdafactorArgs& args, const Launch& launch,
+                              uint32_t count, const First& first,
+                              const Body& body) {
+  const ElementRange& range = args.tensors.range;
+  const StepBlock block = *args.tensors.block;
+  if (block.skipped) return;
+  const AesTable none(false);
+  const AdafactorTiles tiles(range, block, *args.tensors.block, none);
+  ForEachOnWarp(launch, count, [&](uint64_t i) {
+    const MatrixSlice* const all = args.matrices.slices;
+    const uint32_t slice =
+        LastNotAfter(static_cast<uint32_t>(i), range.num_slices,
+                     [&](uint32_t s) { return first(all[s]); });
+    const uint32_t row = tiles.RowOf(range.slices[slice]);
+    if (row == kNotStepped) return;
+    body(tiles, slice, row, i - first(all[slice]));
+  });
+}
+
 // Calls body(scalars, matrices, batch, group) for each group of lines that is
 // stepped. The groups of a matrix's rows come before those of its columns.
 template <class Body>
-SHARD_DEVICE void ForEachGroup(const AdafactorArgs& args,
-                               const StepBlock& block, const Launch& launch,
+SHARD_DEVICE void ForEachGroup(const AdafactorArgs& args, const Launch& launch,
                                const Body& body) {
-  const ElementRange& range = args.tensors.range;
-  const MatrixTable& table = args.matrices;
-  const AesTable none(false);
-  const AdafactorTiles tiles(range, block, *args.tensors.block, none);
-  ForEachOnWarp(launch, table.num_groups, [&](uint64_t i) {
-    const uint32_t slice =
-        LastNotAfter(static_cast<uint32_t>(i), range.num_slices,
-                     [&](uint32_t s) { return table.slices[s].first_group; });
-    const uint32_t row = tiles.RowOf(range.slices[slice]);
-    if (row == kNotStepped) return;
-    const Matrices matrices(table, slice);
-    const uint64_t index = i - matrices.shape.first_group;
-    const uint64_t groups = matrices.shape.groups();
-    body(tiles.ScalarsOf(row), matrices, index / groups, index % groups);
-  });
+  ForEachPart(
+      args, launch, args.matrices.num_groups,
+      [](const MatrixSlice& slice) { return slice.first_group; },
+      [&](const AdafactorTiles& tiles, uint32_t slice, uint32_t row,
+          uint64_t index) {
+        const Matrices matrices(args.matrices, slice);
+        const uint64_t groups = matrices.shape.groups();
+        body(tiles.ScalarsOf(row), matrices, index / groups, index % groups);
+      });
 }
 
 }  // namespace
 
 SHARD_KERNEL(shard_adafactor_sums, AdafactorArgs) {
-  const StepBlock block = *args.tensors.block;
-  if (block.skipped) return;
-  const ElementRange& range = args.tensors.range;
-  const MatrixTable& table = args.matrices;
-  const AesTable none(false);
-  const AdafactorTiles tiles(range, block, *args.tensors.block, none);
-  ForEachOnWarp(launch, table.num_blocks, [&](uint64_t i) {
-    const uint32_t slice =
-        LastNotAfter(static_cast<uint32_t>(i), range.num_slices,
-                     [&](uint32_t s) { return table.slices[s].first_block; });
-    if (tiles.RowOf(range.slices[slice]) == kNotStepped) return;
-    const Matrices matrices(table, slice);
-    SumBlock(tiles, matrices, range.slices[slice].begin,
-             i - matrices.shape.first_block);
-  });
+  ForEachPart(
+      args, launch, args.matrices.num_blocks,
+      [](const MatrixSlice& slice) { return slice.first_block; },
+      [&](const AdafactorTiles& tiles, uint32_t slice, uint32_t,
+          uint64_t index) {
+        SumBlock(tiles, Matrices(args.matrices, slice),
+                 args.tensors.range.slices[slice].begin, index);
+      });
 }
 
 SHARD_KERNEL(shard_adafactor_states, AdafactorArgs) {
-  const StepBlock block = *args.tensors.block;
-  if (block.skipped) return;
-  ForEachGroup(args, block, launch,
+  ForEachGroup(args, launch,
                [&](const Adafactor::Scalars& scalars, const Matrices& matrices,
                    uint64_t batch, uint64_t group) {
                  const AdafactorRule rule(Arithmetic(), scalars);
@@ -421,9 +428,7 @@ SHARD_KERNEL(shard_adafactor_states, AdafactorArgs) {
 }
 
 SHARD_KERNEL(shard_adafactor_scales, AdafactorArgs) {
-  const StepBlock block = *args.tensors.block;
-  if (block.skipped) return;
-  ForEachGroup(args, block, launch,
+  ForEachGroup(args, launch,
                [&](const Adafactor::Scalars& scalars, const Matrices& matrices,
                    uint64_t batch, uint64_t group) {
                  if (group >= matrices.shape.row_groups()) return;

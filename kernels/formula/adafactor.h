@@ -128,7 +128,7 @@ struct Adafactor {
   // mean that is not finite, which makes all scales of the matrix NaN.
   static constexpr double InverseRowMean(const Scalars& s, double sum,
                                          int64_t rows) {
-    // Of what is not finite, the difference is NaN.
+    // Infinity minus itself is NaN, and so is all that is made of NaN.
     if (sum - sum != 0) return std::numeric_limits<double>::quiet_NaN();
     return 1.0 / std::max(sum / static_cast<double>(rows), s.least_mean);
   }

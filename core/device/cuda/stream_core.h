@@ -96,7 +96,7 @@ class StreamCore {
   // Held while an error is set, and while the queue is taken away.
   mutable std::mutex mutex_;
   std::unique_ptr<WorkQueue> queue_;
-  // Of the host's stream, GUARDED_BY(mutex_).
+  // The host's stream, which has no queue, keeps these; GUARDED_BY(mutex_).
   Status error_;
   std::function<void(const Status&)> on_error_;
 };

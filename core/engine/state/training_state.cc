@@ -41,6 +41,20 @@ Status CheckSaveOptions(const SaveOptions& options) {
   return Status();
 }
 
+// Returns an error for a tensor of the host's that does not lie in its memory.
+Status CheckIsHosts(const Device& device, const MemoryStore& store) {
+  // Where an engine fetches its own parts, they may lie anywhere.
+  if (store.fetches_parts()) return Status();
+  for (size_t i = 0; i < store.num_tensors(); ++i) {
+    const MemoryStore::Part& part = store.part(i);
+    if (part.numel == 0) continue;
+    SHARD_RETURN_IF_ERROR(
+        device.CheckPlace(part.data, MemoryPlace::kHost)
+            .WithContext(StrCat("load, tensor '", store.tensor(i).key, "'")));
+  }
+  return Status();
+}
+
 }  // namespace
 
 StatusOr<std::shared_ptr<AsyncSave>> TrainingState::Save(
@@ -203,7 +217,11 @@ Status TrainingState::LoadStateDict(const MemoryStore* store,
   constexpr const char* kPhase = "load: state dict";
   *report = {};
   report->step = -1;
-  SHARD_RETURN_IF_ERROR(EnterLoad(options, known, deadline));
+  Status local = known;
+  if (local.ok() && store != nullptr) {
+    local = CheckIsHosts(*deps_.device, *store);
+  }
+  SHARD_RETURN_IF_ERROR(EnterLoad(options, local, deadline));
   MemoryStore names;  // Rank 0's, on the other ranks.
   if (options->from_rank0) {
     SHARD_ASSIGN_OR_RETURN(
@@ -211,7 +229,6 @@ Status TrainingState::LoadStateDict(const MemoryStore* store,
         BroadcastText(deps_.comm, kPhase,
                       deps_.comm->rank() == 0 ? store->EncodeCatalog() : "",
                       deadline.Exchange()));
-    Status local;
     if (deps_.comm->rank() != 0) {
       local = names.AddCatalog(text);
       store = &names;
