@@ -91,6 +91,15 @@ struct StepBlock {
 };
 static_assert(std::is_trivially_copyable_v<StepBlock>);
 
+// The block of a step as the host and as kernels have it, which are one and the
+// same where both reach it.
+struct StepBlocks {
+  const StepBlock* host;
+  const StepBlock* kernels;
+
+  static StepBlocks Shared(const StepBlock* block) { return {block, block}; }
+};
+
 // A norm of type kP needs the largest magnitude first, in a pass of its own;
 // all other norms are made in the first pass.
 enum class NormPass : int32_t { kFirst, kSecond };

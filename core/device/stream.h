@@ -105,10 +105,11 @@ class Stream {
                           StepBlock* block) = 0;
   // Updates the range's parameters, masters and states from its gradients;
   // writes nothing where the step is skipped. `gradients`: where the gradients
-  // of the whole range are read instead, or null. REQUIRES: for Muon,
-  // Device::LoadBlas has succeeded.
+  // of the whole range are read instead, or null. What is enqueued may depend
+  // on the host's block, which is read at the call. REQUIRES: for Muon,
+  // Device::LoadBlas has succeeded before Device::Prepare.
   virtual void Update(const UpdateList& list, size_t range,
-                      const StepBlock* block,
+                      const StepBlocks& step,
                       const GradientSources* gradients) = 0;
 
   // Sets what is called once with the stream's error: when the stream fails, or

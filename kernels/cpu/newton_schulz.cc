@@ -3,9 +3,7 @@
 #include "kernels/cpu/newton_schulz.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "kernels/cpu/norm.h"
@@ -50,21 +48,13 @@ size_t WorkspaceOfOne(int64_t rows, int64_t cols) {
   return 2 * Padded(rows, cols) + 2 * Padded(small, small);
 }
 
-// Sets to = from / max(|from|, eps); all NaN when an element is not finite. A
-// scale of 1 / infinity would leave zeros beside one NaN, which a BLAS may
-// skip.
+// Sets to = from / max(|from|, eps); all NaN when an element is not finite.
 void Normalize(const float* from, size_t numel, double eps, float* to) {
   NormSum squares = {};
   AddToNorm(NormType::kTwo, 0, 0, from, numel, &squares);
-  const double norm = FinishNorm(NormType::kTwo, 0, 0, squares);
-  // Zeros divided by a tiny eps stay zeros.
-  constexpr double kMost = std::numeric_limits<float>::max();
-  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  const float scale =
-      std::isfinite(norm)
-          ? static_cast<float>(std::min(1.0 / std::max(norm, eps), kMost))
-          : kNan;
-  for (size_t i = 0; i < numel; ++i) to[i] = from[i] * scale;
+  const float factor =
+      Muon::FactorOf(FinishNorm(NormType::kTwo, 0, 0, squares), eps);
+  for (size_t i = 0; i < numel; ++i) to[i] = from[i] * factor;
 }
 
 // Copies the elements below the diagonal to above it, in blocks that stay with

@@ -168,6 +168,21 @@ class ElementTiles {
       WidenOthers(tile, &v);
     });
   }
+  SHARD_DEVICE void LoadGradientAndStates(const Tile& tile,
+                                          Warp<ElementLane>* warp) const {
+    warp->Each([&](int lane, ElementLane& v) {
+      v.raw_gradient = LoadFirstSource(tile, lane);
+      LoadStates(tile, lane, &v);
+      LoadGradient(tile, lane, v.raw_gradient, v.gradient);
+      WidenStates(tile, &v);
+    });
+  }
+  SHARD_DEVICE void LoadParam(const Tile& tile, Warp<ElementLane>* warp) const {
+    warp->Each([&](int lane, ElementLane& v) {
+      LoadRawParam(tile, lane, &v);
+      Widen(WideDType(), v.raw_param, v.param);
+    });
+  }
 
   // Loads a gradient alone, in two parts, so that the first of several loads
   // overlap.
@@ -247,23 +262,34 @@ class ElementTiles {
   SHARD_DEVICE DType WideDType() const {
     return range_.master != nullptr ? DType::kF32 : range_.param_dtype;
   }
-  SHARD_DEVICE void LoadOthers(const Tile& tile, int lane,
-                               ElementLane* v) const {
+  SHARD_DEVICE void LoadRawParam(const Tile& tile, int lane,
+                                 ElementLane* v) const {
     v->raw_param = LoadRaw(
         WideDType(), range_.master != nullptr ? range_.master : range_.param,
         tile, lane);
+  }
+  SHARD_DEVICE void LoadStates(const Tile& tile, int lane,
+                               ElementLane* v) const {
     SHARD_UNROLL
     for (int s = 0; s < F::kNumStates; ++s) {
       v->raw_states[s] =
           LoadRaw(range_.state_dtype, range_.states[s], tile, lane);
     }
   }
-  SHARD_DEVICE void WidenOthers(const Tile& tile, ElementLane* v) const {
-    Widen(WideDType(), v->raw_param, v->param);
+  SHARD_DEVICE void LoadOthers(const Tile& tile, int lane,
+                               ElementLane* v) const {
+    LoadRawParam(tile, lane, v);
+    LoadStates(tile, lane, v);
+  }
+  SHARD_DEVICE void WidenStates(const Tile& tile, ElementLane* v) const {
     SHARD_UNROLL
     for (int s = 0; s < F::kNumStates; ++s) {
       WidenState(s, tile, v->raw_states[s], v->states[s]);
     }
+  }
+  SHARD_DEVICE void WidenOthers(const Tile& tile, ElementLane* v) const {
+    Widen(WideDType(), v->raw_param, v->param);
+    WidenStates(tile, v);
   }
 
   SHARD_DEVICE void WidenState(int s, const Tile& tile, const Raw& raw,

@@ -6,6 +6,7 @@
 #include "kernels/cuda/casts.cu"
 #include "kernels/cuda/fill.cu"
 #include "kernels/cuda/lamb.cu"
+#include "kernels/cuda/muon.cu"
 #include "kernels/cuda/norm.cu"
 #include "kernels/cuda/sum_squares.cu"
 #include "kernels/cuda/update_elements.cu"

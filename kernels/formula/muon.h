@@ -24,7 +24,9 @@
 // which moves every singular value of x towards 1 and keeps its vectors. The
 // coefficients are Jordan's: steepest at 0, so that 5 steps are enough, at the
 // price that singular values do not settle at 1 but between about 0.7 and 1.2.
-// torch takes these steps in bf16, this library in fp32.
+// matmul_precision is the least precision of these products: `highest` is fp32,
+// `high` TF32, and `medium` bf16, in which torch takes these steps; a device
+// may take more. What the names mean is torch.set_float32_matmul_precision's.
 //
 // Where rows > cols, x^T replaces x, because x x^T is then the smaller of the
 // two products.
@@ -43,9 +45,20 @@ namespace shard {
 
 struct Muon {
   static constexpr const char* kName = "muon";
-  enum { kLr, kWeightDecay, kMomentum, kNesterov, kNsSteps, kEps, kAdjustLrFn };
-  enum { kOriginal, kMatchRmsAdamW };
+  enum {
+    kLr,
+    kWeightDecay,
+    kMomentum,
+    kNesterov,
+    kNsSteps,
+    kEps,
+    kAdjustLrFn,
+    kMatmulPrecision
+  };
+  enum { kOriginal, kMatchRmsAdamW, kNumAdjustments };
   static constexpr const char* kAdjustments[] = {"original", "match_rms_adamw"};
+  enum { kHighest, kHigh, kMedium, kNumPrecisions };
+  static constexpr const char* kPrecisions[] = {"highest", "high", "medium"};
   static constexpr Hyper kHypers[] = {
       NonNegative("lr", 1e-3),
       NonNegative("weight_decay", 0.1),
@@ -54,6 +67,7 @@ struct Muon {
       {"ns_steps", 5.0, 1.0, 100.0, false, false},
       NonNegative("eps", 1e-7),
       Choice("adjust_lr_fn", kAdjustments),
+      Choice("matmul_precision", kPrecisions),
   };
   static constexpr const char* kStates[] = {"momentum_buffer"};
   static constexpr int kNumStates = 1;
@@ -116,7 +130,8 @@ struct Muon {
     double negative_lr;
     double eps;
     int ns_steps;
-    bool matches_rms_adamw;
+    int adjustment;
+    int precision;
   };
 
   // The same for every step number.
@@ -126,16 +141,33 @@ struct Muon {
             -h[kLr],
             h[kEps],
             static_cast<int>(h[kNsSteps]),
-            static_cast<int>(h[kAdjustLrFn]) == kMatchRmsAdamW};
+            static_cast<int>(h[kAdjustLrFn]),
+            static_cast<int>(h[kMatmulPrecision])};
   }
 
-  static ApplyScalars ApplyTo(const Scalars& s, int64_t rows, int64_t cols) {
+  // Returns s for a shape.
+  static double AdjustmentOf(int adjustment, int64_t rows, int64_t cols) {
     const auto m = static_cast<double>(rows);
     const auto n = static_cast<double>(cols);
-    const double adjustment = s.matches_rms_adamw
-                                  ? 0.2 * std::sqrt(std::max(m, n))
-                                  : std::sqrt(std::max(1.0, m / n));
+    return adjustment == kMatchRmsAdamW ? 0.2 * std::sqrt(std::max(m, n))
+                                        : std::sqrt(std::max(1.0, m / n));
+  }
+  static constexpr ApplyScalars ApplyWith(const Scalars& s, double adjustment) {
     return {s.decay, s.negative_lr * adjustment};
+  }
+  static ApplyScalars ApplyTo(const Scalars& s, int64_t rows, int64_t cols) {
+    return ApplyWith(s, AdjustmentOf(s.adjustment, rows, cols));
+  }
+
+  // Returns 1 / max(|d|, eps), or NaN for a norm that is not finite: a factor
+  // of 1 / infinity would leave zeros beside one NaN, which a BLAS may skip.
+  static constexpr float FactorOf(double norm, double eps) {
+    constexpr double kFinite = std::numeric_limits<double>::max();
+    if (!(norm <= kFinite)) return std::numeric_limits<float>::quiet_NaN();
+    // Zeros divided by a tiny eps stay zeros.
+    constexpr double kMost = std::numeric_limits<float>::max();
+    const double factor = 1.0 / (norm > eps ? norm : eps);
+    return static_cast<float>(factor < kMost ? factor : kMost);
   }
 };
 

@@ -196,6 +196,7 @@ Alive CountAlive() {
   for (const auto& [handle, it] : fake->contexts) {
     alive.context_retains += it.retains;
   }
+  alive.library_objects = static_cast<size_t>(fake->library_objects);
   alive.current_contexts = CurrentContexts(*fake)->size();
   return alive;
 }
@@ -215,6 +216,7 @@ std::string AliveText() {
   add(alive.events, "events");
   add(alive.modules, "modules");
   add(alive.context_retains, "retains of contexts");
+  add(alive.library_objects, "objects of libraries");
   add(alive.current_contexts, "contexts that this thread has pushed");
   return text;
 }

@@ -124,6 +124,7 @@ struct Fake {
   std::map<std::string, std::function<std::vector<Access>(const void*)>>
       descriptions;
   std::vector<Failure> failures;
+  int library_objects = 0;
   Handle captured = 0;  // The stream whose work is captured.
   cuda::CuResult lost = cuda::CuResult::kSuccess;
   uint64_t generation = 0;  // Of Resets.

@@ -187,6 +187,7 @@ struct Alive {
   size_t events = 0;
   size_t modules = 0;
   size_t context_retains = 0;
+  size_t library_objects = 0;  // See CountLibraryObject.
   // The depth of this thread's stack of contexts.
   size_t current_contexts = 0;
 
@@ -220,6 +221,18 @@ SHARD_FAKE_CUDA_API void LoseAtOperation(
 SHARD_FAKE_CUDA_API void ClearFailures();
 
 SHARD_FAKE_CUDA_API bool IsLost();
+
+// ---- For fakes of libraries that use the driver ----
+
+// What each call of a library does first, as those of the driver: it counts,
+// and returns what it fails with.
+SHARD_FAKE_CUDA_API cuda::CuResult EnterLibrary(const std::string& symbol);
+// Enqueues a kernel of the library's: `run`, which accesses memory.
+SHARD_FAKE_CUDA_API cuda::CuResult LaunchInLibrary(
+    cuda::CuStream stream, const std::string& kernel,
+    const std::vector<Access>& accesses, std::function<void()> run);
+// An object of the library's was made, 1, or destroyed, -1.
+SHARD_FAKE_CUDA_API void CountLibraryObject(int change);
 
 }  // namespace shard::testing::fake_cuda
 

@@ -15,6 +15,7 @@
 #include "kernels/cuda/adafactor.h"
 #include "kernels/cuda/casts.h"
 #include "kernels/cuda/fill.h"
+#include "kernels/cuda/muon.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/sources.h"
 #include "kernels/cuda/update_elements.h"
@@ -109,6 +110,13 @@ inline void AddAccesses(const cuda::AdafactorArgs& args, Accesses* to) {
   }
 }
 
+inline void AddAccesses(const cuda::MuonArgs& args, Accesses* to) {
+  AddAccesses(args.tensors, to);
+  const size_t bytes = args.tensors.range.num_slices * args.stride;
+  to->Write(args.directions, bytes);
+  to->Write(args.x, bytes);
+}
+
 inline void AddAccesses(const cuda::AddToNormArgs& args, Accesses* to) {
   to->Read(args.block, sizeof(*args.block));
   const size_t kept = args.count * DTypeSize(args.sources.dtype);
@@ -180,6 +188,9 @@ inline void DescribeKernels() {
   DescribeKernel("shard_finish_norm", AccessesOf<cuda::FinishNormArgs>);
   DescribeKernel("shard_lamb_apply", AccessesOf<cuda::UpdateTensorsArgs>);
   DescribeKernel("shard_lamb_moments", AccessesOf<cuda::UpdateTensorsArgs>);
+  DescribeKernel("shard_muon_apply", AccessesOf<cuda::MuonArgs>);
+  DescribeKernel("shard_muon_momentum", AccessesOf<cuda::MuonArgs>);
+  DescribeKernel("shard_muon_normalize", AccessesOf<cuda::MuonArgs>);
   DescribeKernel("shard_narrow", AccessesOf<cuda::NarrowArgs>);
   DescribeKernel("shard_sum_gradients", AccessesOf<cuda::SumGradientsArgs>);
   DescribeKernel("shard_sum_squares", AccessesOf<cuda::UpdateTensorsArgs>);

@@ -60,10 +60,10 @@ void InlineStream::FinishNorm(NormPass pass, const NormSum* sums, size_t count,
 }
 
 void InlineStream::Update(const UpdateList& list, size_t range,
-                          const StepBlock* block,
+                          const StepBlocks& step,
                           const GradientSources* gradients) {
   if (!error_.ok()) return;
-  cpu::Update(list, range, *block, gradients,
+  cpu::Update(list, range, *step.kernels, gradients,
               blas_->has_value() ? &**blas_ : nullptr);
 }
 

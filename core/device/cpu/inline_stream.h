@@ -46,7 +46,7 @@ class InlineStream final : public Stream {
                  const StepBlock* block, NormSum* sum) override;
   void FinishNorm(NormPass pass, const NormSum* sums, size_t count,
                   StepBlock* block) override;
-  void Update(const UpdateList& list, size_t range, const StepBlock* block,
+  void Update(const UpdateList& list, size_t range, const StepBlocks& step,
               const GradientSources* gradients) override;
   void OnError(std::function<void(const Status&)> handler) override {
     on_error_ = std::move(handler);

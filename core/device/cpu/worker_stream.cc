@@ -108,11 +108,12 @@ void WorkerStream::FinishNorm(NormPass pass, const NormSum* sums, size_t count,
 }
 
 void WorkerStream::Update(const UpdateList& list, size_t range,
-                          const StepBlock* block,
+                          const StepBlocks& step,
                           const GradientSources* gradients) {
   std::optional<SourcesCopy> own;
   if (gradients != nullptr) own.emplace(*gradients);
-  Push("Update", [=, list = &list, own = std::move(own), blas = blas_.get()] {
+  Push("Update", [=, list = &list, block = step.kernels, own = std::move(own),
+                  blas = blas_.get()] {
     const GradientSources given = own ? own->get() : GradientSources();
     cpu::Update(*list, range, *block, own ? &given : nullptr,
                 blas->has_value() ? &**blas : nullptr);

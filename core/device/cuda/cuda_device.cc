@@ -10,6 +10,7 @@
 
 #include "core/base/strings.h"
 #include "core/device/cuda/context.h"
+#include "core/device/cuda/cublas.h"
 #include "core/device/cuda/cuda_stream.h"
 #include "core/device/cuda/device_names.h"
 #include "core/device/cuda/driver.h"
@@ -67,9 +68,11 @@ class CudaDevice final : public Device {
   }
 
   StatusOr<std::string> LoadBlas() override {
-    return Unimplemented(name(),
-                         ": muon has no CUDA kernels yet; use another "
-                         "optimizer, or the device \"cpu\"");
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (cublas_ == nullptr) {
+      SHARD_ASSIGN_OR_RETURN(cublas_, Cublas::Open(context_));
+    }
+    return cublas_->name();
   }
 
   Status CheckPlace(const void* memory, MemoryPlace place) const override {
@@ -80,7 +83,8 @@ class CudaDevice final : public Device {
   }
 
   Status Prepare(UpdateList* list) override {
-    SHARD_ASSIGN_OR_RETURN(list->prepared, UpdateTable::Make(memory_, *list));
+    SHARD_ASSIGN_OR_RETURN(
+        list->prepared, UpdateTable::Make(context_, memory_, cublas(), *list));
     return Status();
   }
 
@@ -141,10 +145,16 @@ class CudaDevice final : public Device {
   }
 
   CuContext handle() const { return context_->handle(); }
+  std::shared_ptr<const Cublas> cublas() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return cublas_;
+  }
 
   const std::shared_ptr<Context> context_;
   const std::shared_ptr<const Kernels> kernels_;
   const Memory memory_;
+  std::mutex mutex_;
+  std::shared_ptr<const Cublas> cublas_;  // GUARDED_BY(mutex_).
 };
 
 // The devices of the process that are in use: engines on one GPU share its

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "core/device/cuda/cuda_event.h"
+#include "core/device/cuda/element_range.h"
+#include "core/device/cuda/newton_schulz.h"
 #include "core/device/cuda/update_table.h"
 #include "kernels/cuda/casts.h"
 #include "kernels/cuda/device.h"
@@ -183,21 +185,31 @@ void CudaStream::FinishNorm(NormPass pass, const NormSum* sums, size_t count,
 }
 
 void CudaStream::Update(const UpdateList& list, size_t range,
-                        const StepBlock* block,
+                        const StepBlocks& step,
                         const GradientSources* gradients) {
   if (gradients != nullptr && !CheckInline("Update", *gradients)) return;
-  const UpdateTable& table = UpdateTable::Of(list);
   const UpdateRange& given = list.ranges[range];
-  const ElementRange read = table.RangeOf(range, gradients);
-  if (given.is_tensor) {
-    const UpdateTensorsArgs tensors = {read, table.SquaresOf(range), block};
-    return given.formula == Formula::kLamb
-               ? UpdateWithLamb(tensors)
-               : UpdateWithAdafactor({tensors, table.MatricesOf(range)});
+  for (const UpdatePart& part : UpdateTable::Of(list).PartsOf(range)) {
+    ElementRange read = part.range;
+    // The list of the host's pointers is not uploaded.
+    if (gradients != nullptr) ReadGradients(*gradients, gradients->data, &read);
+    const UpdateTensorsArgs tensors = {read, part.squares, step.kernels};
+    if (part.muon.has_value()) {
+      const uint32_t row = RowOf(list, given, part.muon->run, *step.host);
+      if (row == kNotStepped) continue;
+      UpdateWithMuon(tensors, *part.muon,
+                     step.host->rows()[row].scalars.as<Muon>());
+    } else if (given.formula == Formula::kLamb) {
+      UpdateWithLamb(tensors);
+    } else if (given.formula == Formula::kAdafactor) {
+      UpdateWithAdafactor({tensors, part.matrices});
+    } else {
+      const UpdateElementsArgs args = {read, step.kernels};
+      Launch(
+          "Update", kernels_->update(given.formula, read.needs_random), args,
+          std::max<uint64_t>(read.num_tiles, (read.count + kTile - 1) / kTile));
+    }
   }
-  const UpdateElementsArgs args = {read, block};
-  Launch("Update", kernels_->update(given.formula, read.needs_random), args,
-         std::max<uint64_t>(read.num_tiles, (read.count + kTile - 1) / kTile));
 }
 
 void CudaStream::UpdateWithLamb(const UpdateTensorsArgs& args) {
@@ -219,6 +231,30 @@ void CudaStream::UpdateWithAdafactor(const AdafactorArgs& args) {
          args.tensors.squares.num_groups);
   Launch("Update", kernels_->adafactor_apply(range.needs_random), args,
          range.num_tiles);
+}
+
+void CudaStream::UpdateWithMuon(const UpdateTensorsArgs& args,
+                                const MuonBatch& batch,
+                                const Muon::Scalars& scalars) {
+  const uint64_t tiles = args.range.num_tiles;
+  MuonArgs kernel = batch.ArgsFor(args, scalars.precision);
+  Launch("Update", kernels_->muon_momentum(), kernel, tiles);
+  Launch("Update", kernels_->sum_squares(), args, args.squares.num_groups);
+  Launch("Update", kernels_->muon_normalize(), kernel, tiles);
+  const NewtonSchulz* const products =
+      batch.products[static_cast<size_t>(scalars.precision)].get();
+  NewtonSchulzMemory at = {batch.memory.x, batch.memory.other,
+                           batch.memory.gram, batch.memory.poly,
+                           batch.memory.scratch};
+  for (int step = 0; step < scalars.ns_steps; ++step) {
+    Submit("Update", [core = core_.get(), products, at] {
+      return products->Step(at, core->native());
+    });
+    std::swap(at.from, at.to);
+  }
+  kernel.x = at.from;
+  Launch("Update", kernels_->muon_apply(args.range.needs_random), kernel,
+         tiles);
 }
 
 void CudaStream::OnError(std::function<void(const Status&)> handler) {

@@ -28,10 +28,12 @@
 #include "core/device/cuda/context.h"
 #include "core/device/cuda/kernels.h"
 #include "core/device/cuda/memory.h"
+#include "core/device/cuda/muon_batch.h"
 #include "core/device/cuda/stream_core.h"
 #include "core/device/stream.h"
 #include "kernels/cuda/adafactor.h"
 #include "kernels/cuda/update_tensors.h"
+#include "kernels/formula/muon.h"
 
 namespace shard::cuda {
 
@@ -65,7 +67,7 @@ class CudaStream final : public Stream {
                  const StepBlock* block, NormSum* sum) override;
   void FinishNorm(NormPass pass, const NormSum* sums, size_t count,
                   StepBlock* block) override;
-  void Update(const UpdateList& list, size_t range, const StepBlock* block,
+  void Update(const UpdateList& list, size_t range, const StepBlocks& step,
               const GradientSources* gradients) override;
   void OnError(std::function<void(const Status&)> handler) override;
   void Call(std::string_view what, std::function<Status()> work) override;
@@ -93,6 +95,9 @@ class CudaStream final : public Stream {
   // Launch the kernels that update a range with a tensor formula.
   void UpdateWithLamb(const UpdateTensorsArgs& args);
   void UpdateWithAdafactor(const AdafactorArgs& args);
+  // `scalars` are those of the host's block.
+  void UpdateWithMuon(const UpdateTensorsArgs& args, const MuonBatch& batch,
+                      const Muon::Scalars& scalars);
   // Launches a kernel.
   template <typename Args>
   void Launch(std::string_view what, const Kernel& kernel, const Args& args,

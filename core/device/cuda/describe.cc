@@ -2,19 +2,19 @@
 
 #include "core/device/cuda/describe.h"
 
-#include <dlfcn.h>
-
 #include <array>
-#include <initializer_list>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
 
 #include "core/base/strings.h"
 #include "core/device/cuda/context.h"
+#include "core/device/cuda/cublas.h"
 #include "core/device/cuda/device_names.h"
 #include "core/device/cuda/driver.h"
 #include "core/device/cuda/kernels.h"
+#include "core/device/cuda/library.h"
 
 namespace shard::cuda {
 
@@ -62,72 +62,33 @@ Status DescribeDevices(const Driver* driver, Json* devices) {
   return Status();
 }
 
-// A library that is open while this lives, where one of its names is found.
-class Library {
- public:
-  explicit Library(std::initializer_list<const char*> names) {
-    for (const char* const name : names) {
-      // First the one that the process has.
-      handle_ = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-      if (handle_ == nullptr) handle_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-      if (handle_ != nullptr) {
-        name_ = name;
-        return;
-      }
-      if (const char* const reason = dlerror(); error_.empty() && reason) {
-        error_ = reason;
-      }
-    }
-  }
+using NameAndVersion = std::pair<std::string, std::string>;
 
-  // The host's process stays as it was.
-  ~Library() {
-    if (handle_ != nullptr) dlclose(handle_);
-  }
-  Library(const Library&) = delete;
-  Library& operator=(const Library&) = delete;
-
-  template <typename Function>
-  Function Find(const char* symbol) const {
-    return handle_ == nullptr
-               ? nullptr
-               : reinterpret_cast<Function>(dlsym(handle_, symbol));
-  }
-
-  // `version`: "" where the library does not tell it.
-  Json ToJson(const std::string& version) const {
-    std::string error = error_;
-    if (handle_ != nullptr) {
-      error =
-          version.empty() ? StrCat(name_, " does not tell its version") : "";
-    }
-    return {{"library", name_}, {"version", version}, {"error", error}};
-  }
-
- private:
-  void* handle_ = nullptr;
-  std::string name_;
-  std::string error_;
-};
-
-Json Nccl() {
-  const Library library({"libnccl.so.2"});
-  const auto get = library.Find<int (*)(int*)>("ncclGetVersion");
-  int version = 0;
-  if (get == nullptr || get(&version) != 0) return library.ToJson("");
-  return library.ToJson(
-      StrCat(version / 10000, ".", version / 100 % 100, ".", version % 100));
+// Describes a library, or says why it cannot be used.
+Json LibraryToJson(const StatusOr<NameAndVersion>& found) {
+  return {{"library", found.ok() ? found->first : ""},
+          {"version", found.ok() ? found->second : ""},
+          {"error", found.status().message()}};
 }
 
-Json Cublas() {
-  const Library library({"libcublas.so.13", "libcublas.so.12"});
-  const auto get = library.Find<int (*)(int, int*)>("cublasGetProperty");
-  int major = 0;
-  int minor = 0;
-  if (get == nullptr || get(0, &major) != 0 || get(1, &minor) != 0) {
-    return library.ToJson("");
-  }
-  return library.ToJson(StrCat(major, ".", minor));
+Json Nccl() {
+  return LibraryToJson(UseFirst(
+      {"libnccl.so.2"}, [](Library library) -> StatusOr<NameAndVersion> {
+        auto* const get = library.Find<int(int*)>("ncclGetVersion");
+        int version = 0;
+        if (get == nullptr || get(&version) != 0) {
+          return NotFound(library.name(), " does not tell its version");
+        }
+        return NameAndVersion(library.name(),
+                              StrCat(version / 10000, ".", version / 100 % 100,
+                                     ".", version % 100));
+      }));
+}
+
+Json CublasToJson() {
+  const auto opened = OpenCublas();
+  if (!opened.ok()) return LibraryToJson(opened.status());
+  return LibraryToJson(NameAndVersion(opened->library.name(), opened->version));
 }
 
 }  // namespace
@@ -147,7 +108,7 @@ std::string Describe() {
                      {"error", status.message()},
                      {"devices", std::move(devices)},
                      {"nccl", has_driver ? Nccl() : no_driver},
-                     {"cublas", has_driver ? Cublas() : no_driver}};
+                     {"cublas", has_driver ? CublasToJson() : no_driver}};
   // Names come from outside.
   return json.dump(-1, ' ', true, Json::error_handler_t::replace);
 }

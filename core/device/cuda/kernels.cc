@@ -73,6 +73,8 @@ Status Kernels::LoadModule() {
                            Find("shard_lamb_apply", shared_bytes));
     SHARD_ASSIGN_OR_RETURN(adafactor_apply_[i],
                            Find("shard_adafactor_apply", shared_bytes));
+    SHARD_ASSIGN_OR_RETURN(muon_apply_[i],
+                           Find("shard_muon_apply", shared_bytes));
     SHARD_ASSIGN_OR_RETURN(narrow_[i], Find("shard_narrow", shared_bytes));
     SHARD_ASSIGN_OR_RETURN(encode_q8_[i],
                            Find("shard_encode_q8", shared_bytes));
@@ -83,6 +85,8 @@ Status Kernels::LoadModule() {
   SHARD_ASSIGN_OR_RETURN(adafactor_scales_, Find("shard_adafactor_scales", 0));
   SHARD_ASSIGN_OR_RETURN(adafactor_squares_,
                          Find("shard_adafactor_squares", 0));
+  SHARD_ASSIGN_OR_RETURN(muon_momentum_, Find("shard_muon_momentum", 0));
+  SHARD_ASSIGN_OR_RETURN(muon_normalize_, Find("shard_muon_normalize", 0));
   SHARD_ASSIGN_OR_RETURN(sum_squares_, Find("shard_sum_squares", 0));
   SHARD_ASSIGN_OR_RETURN(sum_gradients_, Find("shard_sum_gradients", 0));
   SHARD_ASSIGN_OR_RETURN(widen_, Find("shard_widen", 0));

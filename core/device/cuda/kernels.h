@@ -58,6 +58,12 @@ class Kernels {
   const Kernel& adafactor_apply(bool random) const {
     return adafactor_apply_[random ? 1 : 0];
   }
+  // Those of kernels/cuda/muon.h.
+  const Kernel& muon_momentum() const { return muon_momentum_; }
+  const Kernel& muon_normalize() const { return muon_normalize_; }
+  const Kernel& muon_apply(bool random) const {
+    return muon_apply_[random ? 1 : 0];
+  }
   const Kernel& sum_squares() const { return sum_squares_; }
   const Kernel& fill() const { return fill_; }
   const Kernel& sum_gradients() const { return sum_gradients_; }
@@ -85,6 +91,9 @@ class Kernels {
   Kernel adafactor_scales_;
   Kernel adafactor_squares_;
   std::array<Kernel, 2> adafactor_apply_;
+  Kernel muon_momentum_;
+  Kernel muon_normalize_;
+  std::array<Kernel, 2> muon_apply_;
   Kernel sum_squares_;
   Kernel fill_;
   Kernel sum_gradients_;

@@ -14,14 +14,16 @@
 
 namespace shard::cuda {
 
+// The slices of a part.
+struct UpdateTable::Slices {
+  size_t range;
+  std::vector<ElementSlice> slices;
+  MatrixRun run;  // Of Muon.
+};
+
 namespace {
 
 Status CheckRange(const UpdateRange& range) {
-  if (range.formula == Formula::kMuon) {
-    return Unimplemented(
-        "the optimizer muon has no CUDA kernels yet; use another one, or the "
-        "device \"cpu\"");
-  }
   if (range.count / kTile + range.num_slices >=
       std::numeric_limits<uint32_t>::max()) {
     return InvalidArgument("a rank's part of a flat buffer has ", range.count,
@@ -31,23 +33,43 @@ Status CheckRange(const UpdateRange& range) {
   return Status();
 }
 
+// Returns the slices of a batch, whose tiles are counted from 0.
+std::vector<ElementSlice> SlicesOf(const std::vector<ElementSlice>& all,
+                                   const MatrixRun& run) {
+  const auto begin = all.begin() + static_cast<ptrdiff_t>(run.first);
+  std::vector<ElementSlice> slices(
+      begin, begin + static_cast<ptrdiff_t>(run.matrices.count));
+  const uint32_t first_tile = slices.front().first_tile;
+  for (ElementSlice& slice : slices) slice.first_tile -= first_tile;
+  return slices;
+}
+
 }  // namespace
 
 StatusOr<std::shared_ptr<const UpdateTable>> UpdateTable::Make(
-    const Memory& memory, const UpdateList& list) {
+    const std::shared_ptr<Context>& context, const Memory& memory,
+    std::shared_ptr<const Cublas> cublas, const UpdateList& list) {
   auto table = std::make_shared<UpdateTable>();
-  std::vector<std::vector<ElementSlice>> made;
-  std::vector<std::vector<ElementSlice>> of_tensors;
-  std::vector<ElementSlice> all;
-  for (const UpdateRange& range : list.ranges) {
+  const size_t workspace_bytes = MuonWorkspace(list);
+  std::vector<Slices> made;
+  for (size_t r = 0; r < list.ranges.size(); ++r) {
+    const UpdateRange& range = list.ranges[r];
     SHARD_RETURN_IF_ERROR(CheckRange(range));
-    made.push_back(ElementSlices(list, range));
-    all.insert(all.end(), made.back().begin(), made.back().end());
-    of_tensors.emplace_back();
-    if (range.is_tensor) of_tensors.back() = made.back();
+    table->first_parts_.push_back(made.size());
+    std::vector<ElementSlice> all = ElementSlices(list, range);
+    if (range.formula != Formula::kMuon) {
+      made.push_back({r, std::move(all), {}});
+      continue;
+    }
+    for (const MatrixRun& run : MatrixRuns(list, range, workspace_bytes)) {
+      made.push_back({r, SlicesOf(all, run), run});
+    }
   }
-  SHARD_RETURN_IF_ERROR(table->AddSquares(memory, of_tensors));
-  SHARD_RETURN_IF_ERROR(table->AddMatrices(memory, list));
+  table->first_parts_.push_back(made.size());
+  std::vector<ElementSlice> all;
+  for (const Slices& one : made) {
+    all.insert(all.end(), one.slices.begin(), one.slices.end());
+  }
   SHARD_ASSIGN_OR_RETURN(table->slices_,
                          memory.Upload(all.data(), all.size() * sizeof(all[0]),
                                        "the table of updates"));
@@ -60,11 +82,15 @@ StatusOr<std::shared_ptr<const UpdateTable>> UpdateTable::Make(
       reinterpret_cast<const ElementSlice*>(table->slices_.data());
   const auto* const sources =
       reinterpret_cast<const void* const*>(table->sources_.data());
-  for (size_t r = 0; r < list.ranges.size(); ++r) {
-    const UpdateRange& range = list.ranges[r];
-    table->ranges_.push_back(
-        ElementRangeOf(list, range, made[r], slices, sources));
-    slices += made[r].size();
+  for (const Slices& one : made) {
+    table->parts_.push_back({ElementRangeOf(list, list.ranges[one.range],
+                                            one.slices, slices, sources),
+                             {},
+                             {},
+                             std::nullopt});
+    slices += one.slices.size();
+  }
+  for (const UpdateRange& range : list.ranges) {
     AddToNormArgs norm = {};
     norm.sources =
         SourcesOf(list.sources.data() + range.first_source, range.num_sources,
@@ -74,17 +100,22 @@ StatusOr<std::shared_ptr<const UpdateTable>> UpdateTable::Make(
     norm.count = range.count;
     table->norms_.push_back(norm);
   }
+  SHARD_RETURN_IF_ERROR(table->AddSquares(memory, list, made));
+  SHARD_RETURN_IF_ERROR(table->AddMatrices(memory, list));
+  MuonProducts products(context, std::move(cublas));
+  SHARD_RETURN_IF_ERROR(table->AddProducts(memory, &products, list, made));
   return std::shared_ptr<const UpdateTable>(std::move(table));
 }
 
-Status UpdateTable::AddSquares(
-    const Memory& memory,
-    const std::vector<std::vector<ElementSlice>>& slices) {
+Status UpdateTable::AddSquares(const Memory& memory, const UpdateList& list,
+                               const std::vector<Slices>& slices) {
   std::vector<TileGroups> groups;
   std::vector<uint32_t> firsts;
   size_t most_sums = 0;
-  for (const std::vector<ElementSlice>& one : slices) {
-    groups.push_back(GroupTiles(one));
+  for (const Slices& one : slices) {
+    groups.emplace_back();
+    if (!list.ranges[one.range].is_tensor) continue;
+    groups.back() = GroupTiles(one.slices);
     const std::vector<uint32_t>& first = groups.back().first;
     firsts.insert(firsts.end(), first.begin(), first.end());
     most_sums = std::max(most_sums, groups.back().num_sums());
@@ -98,9 +129,9 @@ Status UpdateTable::AddSquares(
       memory.Allocate(most_sums * sizeof(SquareSums), "sums of squares"));
   const auto* first = reinterpret_cast<const uint32_t*>(first_groups_.data());
   auto* const sums = reinterpret_cast<SquareSums*>(square_sums_.data());
-  for (const TileGroups& one : groups) {
-    squares_.push_back(SquareTableOf(one, first, sums));
-    first += one.first.size();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    parts_[i].squares = SquareTableOf(groups[i], first, sums);
+    first += groups[i].first.size();
   }
   return Status();
 }
@@ -131,21 +162,35 @@ Status UpdateTable::AddMatrices(const Memory& memory, const UpdateList& list) {
   const auto* slices =
       reinterpret_cast<const MatrixSlice*>(matrix_slices_.data());
   for (size_t r = 0; r < list.ranges.size(); ++r) {
-    matrices_.push_back(
+    if (list.ranges[r].formula != Formula::kAdafactor) continue;
+    parts_[first_parts_[r]].matrices =
         MatrixTableOf(list.ranges[r], made[r], slices,
                       reinterpret_cast<double*>(matrix_sums_.data()),
-                      reinterpret_cast<float*>(matrix_scales_.data())));
+                      reinterpret_cast<float*>(matrix_scales_.data()));
     slices += made[r].slices.size();
   }
   return Status();
 }
 
-ElementRange UpdateTable::RangeOf(size_t range,
-                                  const GradientSources* gradients) const {
-  ElementRange given = ranges_[range];
-  // The list of the host's pointers is not uploaded.
-  if (gradients != nullptr) ReadGradients(*gradients, gradients->data, &given);
-  return given;
+Status UpdateTable::AddProducts(const Memory& memory, MuonProducts* products,
+                                const UpdateList& list,
+                                const std::vector<Slices>& slices) {
+  std::vector<MuonProducts::OfBatch> of_parts(slices.size());
+  for (size_t i = 0; i < slices.size(); ++i) {
+    if (list.ranges[slices[i].range].formula != Formula::kMuon) continue;
+    SHARD_ASSIGN_OR_RETURN(of_parts[i], products->For(slices[i].run.matrices));
+  }
+  SHARD_ASSIGN_OR_RETURN(
+      product_scratch_,
+      memory.Allocate(products->scratch_bytes(), "the workspace of cuBLAS"));
+  for (size_t i = 0; i < slices.size(); ++i) {
+    if (of_parts[i][0] == nullptr) continue;
+    const MatrixRun& run = slices[i].run;
+    parts_[i].muon = {
+        run, of_parts[i],
+        MuonMemory(list.workspace, run.matrices, product_scratch_.data())};
+  }
+  return Status();
 }
 
 }  // namespace shard::cuda

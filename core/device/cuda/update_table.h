@@ -2,7 +2,7 @@
 //
 // UpdateTable: what the kernels of a device read of an UpdateList, in the
 // device's memory. Made once for a list (Device::Prepare), so that an update
-// copies nothing but the arguments of its launch.
+// copies nothing but the arguments of its launches.
 //
 // Immutable once made; thread-safe.
 
@@ -11,10 +11,15 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/device/cuda/context.h"
+#include "core/device/cuda/cublas.h"
 #include "core/device/cuda/memory.h"
+#include "core/device/cuda/muon_batch.h"
 #include "core/device/update_list.h"
 #include "kernels/cuda/adafactor.h"
 #include "kernels/cuda/norm.h"
@@ -23,13 +28,25 @@
 
 namespace shard::cuda {
 
+// What launches update together: a range, or a batch of its matrices.
+struct UpdatePart {
+  // The gradients are the list's.
+  ElementRange range;
+  // Of tensor formulas. Parts use the same memory for sums, as they do the
+  // list's workspace.
+  SquareTable squares;
+  MatrixTable matrices;  // Of Adafactor.
+  std::optional<MuonBatch> muon;
+};
+
 class UpdateTable {
  public:
-  // Errors: kUnimplemented for a formula that has no kernel; kInvalidArgument
-  // for a range with more tiles than a kernel counts; and those of
-  // Memory::Allocate.
+  // `cublas` is read for Muon only. Errors: kInvalidArgument for a range with
+  // more tiles than a kernel counts; those of Memory::Allocate, and of the
+  // products.
   static StatusOr<std::shared_ptr<const UpdateTable>> Make(
-      const Memory& memory, const UpdateList& list);
+      const std::shared_ptr<Context>& context, const Memory& memory,
+      std::shared_ptr<const Cublas> cublas, const UpdateList& list);
 
   // Returns the table of a list. REQUIRES: Device::Prepare was given the list.
   static const UpdateTable& Of(const UpdateList& list) {
@@ -39,20 +56,19 @@ class UpdateTable {
   // Returns the argument of a norm pass over a range: its gradients, what is
   // kept of them, and their number.
   const AddToNormArgs& NormOf(size_t range) const { return norms_[range]; }
-  // Returns the argument of a kernel for a range. `gradients` are read instead
-  // of the range's own, where they are given.
-  ElementRange RangeOf(size_t range, const GradientSources* gradients) const;
-  // Returns where the kernels of a range sum squares. Ranges use the same
-  // memory, as they do the list's workspace. REQUIRES: a tensor formula.
-  const SquareTable& SquaresOf(size_t range) const { return squares_[range]; }
-  // Returns the range's matrices. Ranges use the same scratch memory. REQUIRES:
-  // Adafactor.
-  const MatrixTable& MatricesOf(size_t range) const { return matrices_[range]; }
+  std::span<const UpdatePart> PartsOf(size_t range) const {
+    return std::span(parts_).subspan(
+        first_parts_[range], first_parts_[range + 1] - first_parts_[range]);
+  }
 
  private:
-  Status AddSquares(const Memory& memory,
-                    const std::vector<std::vector<ElementSlice>>& slices);
+  struct Slices;
+
+  Status AddSquares(const Memory& memory, const UpdateList& list,
+                    const std::vector<Slices>& slices);
   Status AddMatrices(const Memory& memory, const UpdateList& list);
+  Status AddProducts(const Memory& memory, MuonProducts* products,
+                     const UpdateList& list, const std::vector<Slices>& slices);
 
   DeviceMemory slices_;
   DeviceMemory sources_;
@@ -61,10 +77,10 @@ class UpdateTable {
   DeviceMemory matrix_slices_;
   DeviceMemory matrix_sums_;
   DeviceMemory matrix_scales_;
+  DeviceMemory product_scratch_;
   std::vector<AddToNormArgs> norms_;
-  std::vector<ElementRange> ranges_;
-  std::vector<SquareTable> squares_;
-  std::vector<MatrixTable> matrices_;
+  std::vector<UpdatePart> parts_;
+  std::vector<size_t> first_parts_;  // By range, and the end.
 };
 
 }  // namespace shard::cuda

@@ -189,8 +189,7 @@ Status Stepper::EnqueueUpdates(const std::vector<Event>& events,
         Span updating(deps_.comm->observer(), EventId::kUpdate, {.unit = unit},
                       &report->seconds_update);
         const uint64_t bytes = BytesOf(part, nullptr);
-        deps_.compute->Update(list_, part.range, latch_.kernels_block(),
-                              nullptr);
+        deps_.compute->Update(list_, part.range, latch_.blocks(), nullptr);
         updating.set_bytes(bytes);
         update_bytes_ += bytes;
       }
@@ -244,7 +243,7 @@ Status Stepper::UpdateEagerly(
       [&](Stream* updating) {
         updating->Wait(latched_, latch_deadline_);
         for (size_t i = 0; i < parts.size(); ++i) {
-          updating->Update(list_, parts[i].range, latch_.kernels_block(),
+          updating->Update(list_, parts[i].range, latch_.blocks(),
                            in_place == nullptr ? nullptr : &given[i]);
         }
         return Status();

@@ -70,6 +70,7 @@ class StepLatch {
     return reinterpret_cast<StepBlock*>(
         (copies_ ? device_memory_ : memory_).data());
   }
+  StepBlocks blocks() const { return {&host_block(), kernels_block()}; }
 
  private:
   StepLatch() = default;

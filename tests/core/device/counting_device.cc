@@ -66,10 +66,10 @@ class CountingStream final : public Stream {
     counts_->Add("FinishNorm");
     stream_->FinishNorm(pass, sums, count, block);
   }
-  void Update(const UpdateList& list, size_t range, const StepBlock* block,
+  void Update(const UpdateList& list, size_t range, const StepBlocks& step,
               const GradientSources* gradients) override {
     counts_->Add("Update");
-    stream_->Update(list, range, block, gradients);
+    stream_->Update(list, range, step, gradients);
   }
   void OnError(std::function<void(const Status&)> handler) override {
     stream_->OnError(std::move(handler));

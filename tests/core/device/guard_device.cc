@@ -133,15 +133,16 @@ class GuardStream final : public Stream {
     stream_->FinishNorm(pass, KernelTensor(sums), count, KernelTensor(block));
   }
 
-  void Update(const UpdateList& list, size_t range, const StepBlock* block,
+  void Update(const UpdateList& list, size_t range, const StepBlocks& step,
               const GradientSources* gradients) override {
     const UpdateList& kept = Keep(list, range);
+    const StepBlocks seen = {step.host, KernelTensor(step.kernels)};
     if (gradients == nullptr) {
-      stream_->Update(kept, 0, KernelTensor(block), nullptr);
+      stream_->Update(kept, 0, seen, nullptr);
     } else {
       const Sources sources(*gradients, list.ranges[range].count);
       const GradientSources given = sources.get();
-      stream_->Update(kept, 0, KernelTensor(block), &given);
+      stream_->Update(kept, 0, seen, &given);
     }
     EndKept();
   }

@@ -60,7 +60,7 @@ TEST(InlineStreamTest, AllocatesNothing) {
   stream->Wait((*host)->Record(), Deadline::After(1));
   stream->AddToNorm(list, 0, NormPass::kFirst, &latched.block, &sum);
   stream->FinishNorm(NormPass::kFirst, &sum, 1, &latched.block);
-  stream->Update(list, 0, &latched.block, nullptr);
+  stream->Update(list, 0, StepBlocks::Shared(&latched.block), nullptr);
   stream->SumGradients(gradients, 0, kCount, 1, kNoClip, tensors.param.data());
   stream->Copy(tensors.param.data(), tensors.grads[0].data(), kCount);
   const Event event = stream->Record();

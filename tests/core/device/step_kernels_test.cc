@@ -80,7 +80,8 @@ TEST_P(StepKernelsTest, UpdatesElements) {
           UpdateList list = ListOf(formula, param, state, &actual);
           ASSERT_OK(device_->Prepare(&list));
           Run(stream.get(), {}, [&](Lists*) {
-            stream->Update(list, 0, &latched.block, nullptr);
+            stream->Update(list, 0, StepBlocks::Shared(&latched.block),
+                           nullptr);
           });
           EXPECT_TRUE(actual == expected);
 
@@ -89,7 +90,8 @@ TEST_P(StepKernelsTest, UpdatesElements) {
           Run(stream.get(), {.sources = std::exchange(list.sources, {})},
               [&](Lists* on_stack) {
                 const GradientSources gradients = on_stack->gradients();
-                stream->Update(list, 0, &latched.block, &gradients);
+                stream->Update(list, 0, StepBlocks::Shared(&latched.block),
+                               &gradients);
               });
           EXPECT_TRUE(actual == expected);
         }
@@ -107,7 +109,7 @@ TEST_P(StepKernelsTest, ASkippedStepWritesNothing) {
       Tensors actual = before;
       UpdateList list = ListOf(formula, DType::kBF16, DType::kF32, &actual);
       ASSERT_OK(device_->Prepare(&list));
-      stream->Update(list, 0, &latched.block, nullptr);
+      stream->Update(list, 0, StepBlocks::Shared(&latched.block), nullptr);
       ASSERT_OK(stream->Synchronize(Deadline::After(60)));
       EXPECT_TRUE(actual == before);
     }
@@ -160,7 +162,7 @@ TEST_P(StepKernelsTest, SlicesDoTheStepOfTheirRow) {
       Tensors actual = before;
       UpdateList list = list_of(&actual);
       ASSERT_OK(device_->Prepare(&list));
-      stream->Update(list, 0, &latched.block, nullptr);
+      stream->Update(list, 0, StepBlocks::Shared(&latched.block), nullptr);
       ASSERT_OK(stream->Synchronize(Deadline::After(60)));
       EXPECT_TRUE(actual == expected);
     }
@@ -232,7 +234,7 @@ TEST_P(StepKernelsTest, UpdatesTensors) {
       UpdateList list =
           TensorList(formula, grad.data(), kCount, workspace.data(), &actual);
       ASSERT_OK(device_->Prepare(&list));
-      stream->Update(list, 0, &latched.block, nullptr);
+      stream->Update(list, 0, StepBlocks::Shared(&latched.block), nullptr);
       ASSERT_OK(stream->Synchronize(Deadline::After(60)));
       EXPECT_TRUE(actual == expected);
     }
@@ -274,7 +276,7 @@ TEST_P(StepKernelsTest, UpdatesMatricesOnTheBlasOfTheDevice) {
     Parts actual;
     const UpdateList list =
         TensorList(muon, grad.data(), kAligned, workspace, &actual);
-    stream->Update(list, 0, &latched.block, nullptr);
+    stream->Update(list, 0, StepBlocks::Shared(&latched.block), nullptr);
     ASSERT_OK(stream->Synchronize(Deadline::After(60)));
     EXPECT_TRUE(actual == expected);
   }

@@ -93,15 +93,11 @@ _FAKE_CUDA = {
         "*EnginePrecisionTest.*16_*_W?": "sums of 16 bits are rounded between ranks",
         "*HostStreamTest.*": "runs on cpu-async",
         "*InvarianceTest.*": "is about bits that ranks with shared memory have",
-        "*NarrowParamsTest.*/muon*": "an optimizer without kernels",
-        "*SkipTest.*/muon*": "an optimizer without kernels",
         "*StepModelTest.*": "has forms on cpu-async",
         "*StreamOrderTest.*": "runs on cpu-async",
         "DesyncTest.*": "compares plans and arguments, no elements",
         "PrecisionTest.*": "sums of 16 bits are rounded between ranks",
         "RuntimeOrderTest.*": "makes streams of its own, and no engine",
-        "SkipGroupsTest.*": "has an optimizer without kernels",
-        "TensorOptimizersTest.Muon*": "an optimizer without kernels",
     },
     "//tests/core/engine:units_tests": {
         "*/*apart_*": "ranks on GPUs share no memory in either form",
@@ -172,7 +168,7 @@ def _rerun(device, left_out_of, tags, only_long = {}):
                 "--only_long=" + ":".join(only_long.get(label, [])),
             ],
             data = [":" + program] + (
-                ["//tests/fake_cuda:libcuda.so.1"] if device == "fake_cuda" else []
+                ["//tests/fake_cuda:libcublasLt.so.13", "//tests/fake_cuda:libcuda.so.1"] if device == "fake_cuda" else []
             ),
             tags = tags,
         )

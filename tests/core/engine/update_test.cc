@@ -118,7 +118,7 @@ void ExpectFits(const std::string& optimizer, const Shapes& shapes, DType dtype,
     input.step = 1;
     input.gradient_scale = 1;
     latch->Latch(input);
-    (*stream)->Update(*list, 0, latch->kernels_block(), nullptr);
+    (*stream)->Update(*list, 0, latch->blocks(), nullptr);
     EXPECT_TRUE(workspace.guarded());
     // The last elements up to a cache line may be unused.
     EXPECT_GT(workspace.used() + 16,

@@ -267,7 +267,7 @@ inline void UpdateAsCpu(const StepBlock& block, const Range& range,
   ASSERT_OK(device);
   const auto stream = (*device)->CreateStream(StreamKind::kCompute);
   ASSERT_OK(stream);
-  (*stream)->Update(range.list(), 0, &block, gradients);
+  (*stream)->Update(range.list(), 0, StepBlocks::Shared(&block), gradients);
   ASSERT_OK((*stream)->Synchronize(Deadline::After(60)));
 }
 
