@@ -134,7 +134,7 @@ shard_error* shard_engine_set_blob(shard_engine* engine, const char* name,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_API_REQUIRE(name);
-    if (bytes > 0) SHARD_API_REQUIRE(data);
+    if (bytes > 0) SHARD_API_REQUIRE_HOSTS(data);
     return engine->engine->checkpoints().SetBlob(
         name, static_cast<shard::BlobRule>(rule), data, bytes);
   });

@@ -125,7 +125,7 @@ Status ReadElements(const FileStore& store, const shard::ReadRequest& request,
                            " have ", expected);
   }
   if (bytes == 0) return Status();
-  SHARD_API_REQUIRE(buffer);
+  SHARD_API_REQUIRE_HOSTS(buffer);
   auto* const to = static_cast<std::byte*>(buffer);
   return store.Read(
       {&request, 1}, options,
@@ -356,7 +356,7 @@ shard_error* shard_checkpoint_blob(const shard_checkpoint* checkpoint,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(checkpoint);
     SHARD_API_REQUIRE(length);
-    if (capacity > 0) SHARD_API_REQUIRE(buffer);
+    if (capacity > 0) SHARD_API_REQUIRE_HOSTS(buffer);
     const FileStore& store = *checkpoint->store;
     SHARD_RETURN_IF_ERROR(CheckBlob(store, blob));
     const auto index = static_cast<size_t>(blob);

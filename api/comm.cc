@@ -66,7 +66,7 @@ Deadline DeadlineOf(const shard_comm* comm, double timeout) {
 }
 
 Status CheckSum(const double* values, size_t count) {
-  if (count > 0) SHARD_API_REQUIRE(values);
+  if (count > 0) SHARD_API_REQUIRE_HOSTS(values);
   // Every rank holds the values of all ranks at once.
   constexpr size_t kMaxCount = size_t{1} << 20;
   if (count > kMaxCount) {
@@ -78,7 +78,7 @@ Status CheckSum(const double* values, size_t count) {
 
 Status CheckBroadcast(const shard::Communicator& comm, const void* data,
                       size_t bytes, int32_t root) {
-  if (bytes > 0) SHARD_API_REQUIRE(data);
+  if (bytes > 0) SHARD_API_REQUIRE_HOSTS(data);
   if (root >= 0 && root < comm.world_size()) return Status();
   return InvalidArgument("root ", root, " is no rank; there are 0 to ",
                          comm.world_size() - 1);

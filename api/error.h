@@ -8,6 +8,7 @@
 #include <new>
 #include <utility>
 
+#include "core/base/host_pointer.h"
 #include "core/base/status.h"
 #include "shard/shard.h"
 
@@ -47,6 +48,15 @@ shard_error* Guard(Body&& body) noexcept {
     if ((argument) == nullptr) {                             \
       return ::shard::InvalidArgument(#argument " is NULL"); \
     }                                                        \
+  } while (false)
+
+// Returns an error that names `argument` when it is NULL, or memory of a GPU,
+// which the host would fault at.
+#define SHARD_API_REQUIRE_HOSTS(argument)                            \
+  do {                                                               \
+    SHARD_API_REQUIRE(argument);                                     \
+    SHARD_RETURN_IF_ERROR(                                           \
+        ::shard::CheckHostPointer(argument).WithContext(#argument)); \
   } while (false)
 
 }  // namespace shard::api

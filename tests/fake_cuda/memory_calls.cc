@@ -320,6 +320,9 @@ CuResult cuPointerGetAttribute(void* value, CuPointerAttribute attribute,
       *static_cast<CuMemoryType*>(value) =
           IsPinned(found) ? CuMemoryType::kHost : CuMemoryType::kDevice;
       return CuResult::kSuccess;
+    case CuPointerAttribute::kIsManaged:
+      *static_cast<unsigned*>(value) = 0;
+      return CuResult::kSuccess;
     case CuPointerAttribute::kDeviceOrdinal:
       *static_cast<int*>(value) = found->device;
       return CuResult::kSuccess;

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/base/host_pointer.h"
 #include "core/base/mapping.h"
 #include "core/base/strings.h"
 #include "core/device/cpu/inline_stream.h"
@@ -79,6 +80,10 @@ class CpuDevice final : public Device {
     }
     return std::shared_ptr<Stream>(
         std::make_shared<InlineStream>("shard-host", blas_));
+  }
+
+  Status CheckPlace(const void* memory, MemoryPlace) const override {
+    return CheckHostPointer(memory);
   }
 
   StatusOr<std::string> LoadBlas() override {

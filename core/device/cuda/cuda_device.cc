@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/host_pointer.h"
 #include "core/base/strings.h"
 #include "core/device/cuda/context.h"
 #include "core/device/cuda/cublas.h"
@@ -76,10 +77,8 @@ class CudaDevice final : public Device {
   }
 
   Status CheckPlace(const void* memory, MemoryPlace place) const override {
-    return context_->Run([&] {
-      return place == MemoryPlace::kDevice ? CheckIsTensor(memory)
-                                           : CheckIsHosts(memory);
-    });
+    if (place == MemoryPlace::kHost) return CheckHostPointer(memory);
+    return context_->Run([&] { return CheckIsTensor(memory); });
   }
 
   Status Prepare(UpdateList* list) override {
@@ -111,19 +110,16 @@ class CudaDevice final : public Device {
     });
   }
 
-  // Finds what kind of memory that is; kHost where the driver does not know it.
-  Status FindType(const void* memory, CuMemoryType* type) const {
-    *type = CuMemoryType::kHost;
-    const CuResult result = context_->api().PointerGetAttribute(
-        type, CuPointerAttribute::kMemoryType, PointerOf(memory));
-    if (result == CuResult::kInvalidValue) return Status();
-    return context_->driver()->ToStatus(result, "cuPointerGetAttribute");
-  }
-
-  // REQUIRES, of both: the context is current.
+  // REQUIRES: the context is current.
   Status CheckIsTensor(const void* memory) const {
+    // The driver does not know memory that the host has of others.
     CuMemoryType type = CuMemoryType::kHost;
-    SHARD_RETURN_IF_ERROR(FindType(memory, &type));
+    const CuResult result = context_->api().PointerGetAttribute(
+        &type, CuPointerAttribute::kMemoryType, PointerOf(memory));
+    if (result != CuResult::kInvalidValue) {
+      SHARD_RETURN_IF_ERROR(
+          context_->driver()->ToStatus(result, "cuPointerGetAttribute"));
+    }
     if (type == CuMemoryType::kHost) {
       return InvalidArgument("the memory at ", FormatHex(PointerOf(memory)),
                              " is the host's; give memory of ", name());
@@ -135,13 +131,6 @@ class CudaDevice final : public Device {
     return InvalidArgument("the memory at ", FormatHex(PointerOf(memory)),
                            " is of cuda:", ordinal, "; give memory of ",
                            name());
-  }
-  Status CheckIsHosts(const void* memory) const {
-    CuMemoryType type = CuMemoryType::kHost;
-    SHARD_RETURN_IF_ERROR(FindType(memory, &type));
-    if (type == CuMemoryType::kHost) return Status();
-    return InvalidArgument("the memory at ", FormatHex(PointerOf(memory)),
-                           " is of a GPU; give memory of the host");
   }
 
   CuContext handle() const { return context_->handle(); }

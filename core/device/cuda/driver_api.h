@@ -90,6 +90,7 @@ enum class CuDeviceAttribute : int {
 
 enum class CuPointerAttribute : int {
   kMemoryType = 2,  // An unsigned: CuMemoryType.
+  kIsManaged = 8,   // An unsigned.
   kDeviceOrdinal = 9,
 };
 

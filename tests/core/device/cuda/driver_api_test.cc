@@ -86,6 +86,7 @@ TEST(DriverApiTest, HasTheValuesOfTheHeader) {
   is(CuDeviceAttribute::kMemoryPoolsSupported,
      CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
   is(CuPointerAttribute::kMemoryType, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+  is(CuPointerAttribute::kIsManaged, CU_POINTER_ATTRIBUTE_IS_MANAGED);
   is(CuPointerAttribute::kDeviceOrdinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
   is(CuMemoryType::kHost, CU_MEMORYTYPE_HOST);
   is(CuMemoryType::kDevice, CU_MEMORYTYPE_DEVICE);
