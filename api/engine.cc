@@ -241,6 +241,28 @@ shard_error* shard_engine_step(shard_engine* engine,
   });
 }
 
+shard_error* shard_engine_capture_begin(shard_engine* engine) noexcept {
+  return GuardTraining(CommOf(engine), [&]() -> Status {
+    SHARD_API_REQUIRE_HANDLE(engine);
+    return engine->engine->CaptureBegin();
+  });
+}
+
+shard_error* shard_engine_capture_end(shard_engine* engine) noexcept {
+  return GuardTraining(CommOf(engine), [&]() -> Status {
+    SHARD_API_REQUIRE_HANDLE(engine);
+    return engine->engine->CaptureEnd();
+  });
+}
+
+shard_error* shard_engine_before_replay(
+    shard_engine* engine, const shard_step_options* options) noexcept {
+  return GuardTraining(CommOf(engine), [&]() -> Status {
+    SHARD_API_REQUIRE_HANDLE(engine);
+    return engine->engine->BeforeReplay(ToStepOptions(options, nullptr));
+  });
+}
+
 shard_error* shard_devices_json(char* buffer, size_t capacity,
                                 size_t* length) noexcept {
   if (length != nullptr) *length = 0;

@@ -150,8 +150,20 @@ class Stream {
   }
 
   // Returns kFailedPrecondition while the host captures the stream's work as a
-  // graph, so that nothing can be enqueued; OK on devices without graphs.
+  // graph, so that nothing can be enqueued; OK on devices without graphs, and
+  // between BeginCapture and EndCapture.
   virtual Status CheckNotCaptured() const { return Status(); }
+
+  // Until EndCapture, gives `host` all that this stream is given: the host's
+  // stream, which may be this one and whose work the host captures as a graph.
+  // Meanwhile all streams that gave themselves to it are one: Record returns an
+  // event that is done, Wait takes such events alone, and Call and Synchronize
+  // fail. Errors: kFailedPrecondition where the host does not capture, or work
+  // of this stream is not done; kUnimplemented on devices without graphs.
+  virtual Status BeginCapture(Stream* /*host*/) {
+    return Unimplemented("this device has no graphs");
+  }
+  virtual void EndCapture() {}
 
   // Returns the stream's error, if it has failed by now. Does not block: work
   // that has not run yet may still fail.

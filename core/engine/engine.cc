@@ -137,6 +137,7 @@ Engine::~Engine() {
   // Transfers in progress are finished first: peers wait for them. In a child
   // of fork no transfer is running.
   if (runtime_ == nullptr || ::getpid() != owner_) return;
+  if (captures_) runtime_->EndCapture();
   runtime_->WaitForStreams(Deadline::After(timeout_));
   checkpoints_.WaitForSave();
 }
@@ -149,11 +150,29 @@ void Engine::SetRuntime(std::unique_ptr<EngineRuntime> runtime) {
 Status Engine::CheckNotCaptured(std::string_view what) const {
   // The error that has ended the group comes first.
   if (!runtime_->units().broken().ok()) return Status();
+  if (captures_) {
+    return FailedPrecondition(
+        what,
+        " between capture_begin and capture_end, where zero_grad and step "
+        "alone are allowed: call capture_end first");
+  }
   return host_.CheckNotCaptured().WithContext(what);
+}
+
+Status Engine::CheckEnqueues(std::string_view what) const {
+  if (!captures_) return CheckNotCaptured(what);
+  // Work would run that is taken for a part of the graph.
+  return host_.get()->BeginCapture(host_.get()).WithContext(StrCat(
+      what, " after capture_begin, with a capture that has ended: call "
+            "capture_end, and capture again"));
 }
 
 Status Engine::CheckTraining(std::string_view what) const {
   SHARD_RETURN_IF_ERROR(CheckNotCaptured(what));
+  return CheckHasParams(what);
+}
+
+Status Engine::CheckHasParams(std::string_view what) const {
   if (full_params_.summoned()) {
     return FailedPrecondition(
         what,
@@ -224,6 +243,7 @@ Status Engine::Bind(ParamId param, const BoundMemory::Tensors& tensors) {
   SHARD_RETURN_IF_ERROR(runtime_->queue().Drain(deadline));
   SHARD_RETURN_IF_ERROR(runtime_->compute().Synchronize(deadline));
   SHARD_RETURN_IF_ERROR(bound_.Bind(param, tensors));
+  steps_.ForgetCaptured("bind_param was called since");
   if (initial_params_.filling() || tensors.values.empty()) return Status();
   const Status copied = CatchOutOfMemory(
       [&] { return runtime_->bound_copies().RefreshParam(param, deadline); });
@@ -240,7 +260,7 @@ Status Engine::Refreshed(const Status& done, double timeout) const {
 }
 
 Status Engine::ZeroGrad() {
-  SHARD_RETURN_IF_ERROR(CheckNotCaptured("zero_grad"));
+  SHARD_RETURN_IF_ERROR(CheckEnqueues("zero_grad"));
   return steps_.ZeroGrad(DeadlineOf(0));
 }
 
@@ -353,8 +373,46 @@ Status Engine::Step(const StatusOr<StepOptions>& options, StepReport* report) {
   const Deadline deadline = DeadlineOf(options.ok() ? options->timeout : 0);
   const int64_t next = steps_.counters(deadline).step() + 1;
   return Observe(comm_->observer(), EventId::kStep, {.step = next}, [&] {
-    return steps_.Step(options, CheckTraining("step"), deadline, report);
+    Status known = CheckEnqueues("step");
+    if (known.ok()) known = CheckHasParams("step");
+    return steps_.Step(options, known, deadline, report);
   });
+}
+
+Status Engine::CaptureBegin() {
+  SHARD_RETURN_IF_ERROR(runtime_->units().broken());
+  if (captures_) {
+    return FailedPrecondition(
+        "capture_begin after capture_begin: call capture_end first");
+  }
+  SHARD_RETURN_IF_ERROR(CheckHasParams("capture_begin"));
+  const Deadline deadline = DeadlineOf(0);
+  SHARD_RETURN_IF_ERROR(steps_.CheckCapture(deadline));
+  SHARD_RETURN_IF_ERROR(runtime_->Synchronize(deadline));
+  SHARD_RETURN_IF_ERROR(runtime_->BeginCapture().WithContext("capture_begin"));
+  steps_.SetCaptures(true);
+  captures_ = true;
+  return Status();
+}
+
+Status Engine::CaptureEnd() {
+  if (!captures_) {
+    return FailedPrecondition(
+        "capture_end without capture_begin: call that first");
+  }
+  const Status active = CheckEnqueues("capture_end");
+  runtime_->EndCapture();
+  steps_.SetCaptures(false);
+  captures_ = false;
+  if (!active.ok()) {
+    steps_.ForgetCaptured("the host had ended its capture before capture_end");
+  }
+  return active;
+}
+
+Status Engine::BeforeReplay(const StatusOr<StepOptions>& options) {
+  const Deadline deadline = DeadlineOf(options.ok() ? options->timeout : 0);
+  return steps_.BeforeReplay(options, CheckTraining("before_replay"), deadline);
 }
 
 Status Engine::SetStream(void* native) {

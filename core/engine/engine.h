@@ -160,6 +160,14 @@ class Engine {
   // Returns where the tensors lie. Local.
   DeviceId device() const { return device_->id(); }
 
+  // Between these, zero_grad and step are enqueued on the host's stream, which
+  // the host captures as a graph, and do not run. BeforeReplay gives the
+  // captured step the values of the next one; the host then launches the graph
+  // on its stream. For one rank. Local.
+  Status CaptureBegin();
+  Status CaptureEnd();
+  Status BeforeReplay(const StatusOr<StepOptions>& options);
+
   // Sets the stream on which the host enqueues its own work: `native` as in
   // Device::WrapStream, which must outlive the engine or the next SetStream.
   // The new stream's work comes after that of the old one. Local, between steps
@@ -283,7 +291,11 @@ class Engine {
   // Returns an error while the host captures its stream as a graph. Checked
   // before anything is enqueued, so that the call can be made again.
   Status CheckNotCaptured(std::string_view what) const;
-  // Returns OK outside FILLING and SUMMON_FULL_PARAMS.
+  // The same for a call that may be part of a capture of the engine's.
+  Status CheckEnqueues(std::string_view what) const;
+  // Returns OK outside FILLING and SUMMON_FULL_PARAMS; CheckTraining also
+  // checks for captures.
+  Status CheckHasParams(std::string_view what) const;
   Status CheckTraining(std::string_view what) const;
   // Returns OK in training state IDLE.
   Status CheckBetweenSteps(std::string_view what) const;
@@ -319,6 +331,7 @@ class Engine {
   std::unique_ptr<EngineRuntime> runtime_;
   FullParamsCoordinator full_params_;
   Checkpoints checkpoints_;
+  bool captures_ = false;
 };
 
 }  // namespace shard

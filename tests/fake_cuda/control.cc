@@ -78,6 +78,7 @@ void Reset(const Options& options) {
   fake->descriptions.clear();
   fake->failures.clear();
   fake->captured = 0;
+  fake->graph.clear();
   fake->lost = cuda::CuResult::kSuccess;
   ++fake->generation;
 }
@@ -86,6 +87,13 @@ void SetCaptured(cuda::CuStream stream) {
   Fake* const fake = TheFake();
   const std::lock_guard<std::mutex> lock(fake->mutex);
   fake->captured = reinterpret_cast<Handle>(stream);
+  if (stream != nullptr) fake->graph.clear();
+}
+
+size_t NumCaptured() {
+  Fake* const fake = TheFake();
+  const std::lock_guard<std::mutex> lock(fake->mutex);
+  return fake->graph.size();
 }
 
 void Pause() {

@@ -84,6 +84,16 @@ struct Fake {
   bool IsCaptured(cuda::CuStream stream) const {
     return captured != 0 && reinterpret_cast<Handle>(stream) == captured;
   }
+  // Gives a stream an operation, which `enqueue` does, or keeps it where the
+  // stream is captured.
+  void Give(cuda::CuStream handle, Stream* stream,
+            const std::function<void(Stream*)>& enqueue) {
+    if (IsCaptured(handle)) {
+      graph.push_back(enqueue);
+    } else {
+      enqueue(stream);
+    }
+  }
   // The work is lost, and each call from here on returns `result`.
   void Lose(cuda::CuResult result) {
     lost = result;
@@ -126,6 +136,8 @@ struct Fake {
   std::vector<Failure> failures;
   int library_objects = 0;
   Handle captured = 0;  // The stream whose work is captured.
+  // The work that was captured last. Each gives a stream one operation.
+  std::vector<std::function<void(Stream*)>> graph;
   cuda::CuResult lost = cuda::CuResult::kSuccess;
   uint64_t generation = 0;  // Of Resets.
   Handle next_handle = 0x1000;

@@ -14,8 +14,8 @@
 // any of its threads.
 //
 // Copies of memory that is not pinned are asynchronous, too: they read and
-// write it when they run. Work that is captured is checked and dropped: graphs
-// are not there yet.
+// write it when they run. A graph is the work of one stream, in its order: other
+// streams are not drawn into a capture.
 //
 // Thread-safe, but for Reset. Never used in a child of fork.
 
@@ -83,8 +83,14 @@ SHARD_FAKE_CUDA_API void RunAll();
 SHARD_FAKE_CUDA_API size_t NumPending();
 
 // Begins the capture of the work of `stream`, in the mode that forbids most;
-// null ends it. Meanwhile calls fail as a driver's do.
+// null ends it. Meanwhile calls fail as a driver's do, and the stream's work is
+// kept instead of run.
 SHARD_FAKE_CUDA_API void SetCaptured(cuda::CuStream stream);
+// Gives `stream` the work that was captured last, as the launch of a graph of
+// it does. REQUIRES: the context of that work is current.
+SHARD_FAKE_CUDA_API void LaunchCaptured(cuda::CuStream stream);
+// Returns the number of operations of that work.
+SHARD_FAKE_CUDA_API size_t NumCaptured();
 
 // ---- What was done ----
 
@@ -230,7 +236,7 @@ SHARD_FAKE_CUDA_API cuda::CuResult EnterLibrary(const std::string& symbol);
 // Enqueues a kernel of the library's: `run`, which accesses memory.
 SHARD_FAKE_CUDA_API cuda::CuResult LaunchInLibrary(
     cuda::CuStream stream, const std::string& kernel,
-    const std::vector<Access>& accesses, std::function<void()> run);
+    const std::vector<Access>& accesses, const std::function<void()>& run);
 // An object of the library's was made, 1, or destroyed, -1.
 SHARD_FAKE_CUDA_API void CountLibraryObject(int change);
 

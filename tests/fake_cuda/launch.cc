@@ -88,17 +88,25 @@ CuResult EnterLibrary(const std::string& symbol) {
 
 CuResult LaunchInLibrary(cuda::CuStream handle, const std::string& kernel,
                          const std::vector<Access>& accesses,
-                         std::function<void()> run) {
+                         const std::function<void()>& run) {
   // The driver's own call for it.
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuLaunchKernel);
   SHARD_FAKE_CUDA_FIND_STREAM(handle, stream);
-  if (fake->IsCaptured(handle)) return CuResult::kSuccess;
-  const auto operation = fake->scheduler.Enqueue(stream, kernel, nullptr);
-  ++fake->counters.launches[kernel];
-  if (CheckAccesses(fake, *operation, accesses)) {
-    operation->run = std::move(run);
-  }
+  fake->Give(handle, stream, [fake, kernel, accesses, run](Stream* on) {
+    const auto operation = fake->scheduler.Enqueue(on, kernel, nullptr);
+    ++fake->counters.launches[kernel];
+    if (CheckAccesses(fake, *operation, accesses)) operation->run = run;
+  });
   return CuResult::kSuccess;
+}
+
+void LaunchCaptured(cuda::CuStream handle) {
+  const Call call("cuGraphLaunch");
+  Stream* stream = nullptr;
+  if (!call.ok() || call.FindStream(handle, &stream) != CuResult::kSuccess) {
+    return;
+  }
+  for (const auto& enqueue : call.fake()->graph) enqueue(stream);
 }
 
 void CountLibraryObject(int change) {
@@ -184,17 +192,18 @@ CuResult cuLaunchKernel(CuFunction function, unsigned grid_x, unsigned grid_y,
       extra != nullptr) {
     return CuResult::kInvalidValue;
   }
-  if (fake->IsCaptured(handle)) return CuResult::kSuccess;
   const HostKernel& kernel = *found->kernel;
   std::vector<uint64_t> args((kernel.arg_bytes + 7) / 8);
   std::memcpy(args.data(), params[0], kernel.arg_bytes);
-  const auto operation = fake->scheduler.Enqueue(stream, kernel.name, nullptr);
-  ++fake->counters.launches[kernel.name];
-  if (CheckLaunch(fake, kernel, args, *operation)) {
-    operation->run = [&kernel, args, grid_x, block_x] {
-      kernel.run(args.data(), grid_x, block_x);
-    };
-  }
+  fake->Give(handle, stream, [=, &kernel](Stream* on) {
+    const auto operation = fake->scheduler.Enqueue(on, kernel.name, nullptr);
+    ++fake->counters.launches[kernel.name];
+    if (CheckLaunch(fake, kernel, args, *operation)) {
+      operation->run = [&kernel, args, grid_x, block_x] {
+        kernel.run(args.data(), grid_x, block_x);
+      };
+    }
+  });
   return CuResult::kSuccess;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <string>
 
 #include "tests/fake_cuda/call.h"
@@ -259,53 +260,63 @@ CuResult cuMemcpyAsync(CuPointer to, CuPointer from, size_t bytes,
                        CuStream handle) {
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuMemcpyAsync);
   SHARD_FAKE_CUDA_FIND_STREAM(handle, stream);
-  if (bytes == 0 || fake->IsCaptured(handle)) return CuResult::kSuccess;
+  if (bytes == 0) return CuResult::kSuccess;
   if (to == 0 || from == 0) return CuResult::kInvalidValue;
-  const std::string name =
-      "cuMemcpyAsync of " + std::to_string(bytes) + " bytes";
-  Allocation* target = nullptr;
-  Allocation* source = nullptr;
-  if (!Resolve(fake, name, to, bytes, &target) ||
-      !Resolve(fake, name, from, bytes, &source)) {
-    return CuResult::kInvalidValue;
-  }
-  const auto operation =
-      fake->scheduler.Enqueue(stream, name, [to, from, bytes] {
-        std::memmove(reinterpret_cast<void*>(to),
-                     reinterpret_cast<const void*>(from), bytes);
-      });
-  if (source != nullptr) {
-    fake->memory.Check(source, Use::kRead, from, from + bytes, operation->actor,
-                       operation->clock, &fake->violations);
-  }
-  if (target != nullptr) {
-    fake->memory.Check(target, Use::kWrite, to, to + bytes, operation->actor,
-                       operation->clock, &fake->violations);
-  }
-  CountCopy(fake, target, source, bytes);
-  return CuResult::kSuccess;
+  // Of a call whose operation is not kept for later.
+  const auto result = std::make_shared<CuResult>(CuResult::kSuccess);
+  fake->Give(handle, stream, [=](Stream* on) {
+    const std::string name =
+        "cuMemcpyAsync of " + std::to_string(bytes) + " bytes";
+    Allocation* target = nullptr;
+    Allocation* source = nullptr;
+    if (!Resolve(fake, name, to, bytes, &target) ||
+        !Resolve(fake, name, from, bytes, &source)) {
+      *result = CuResult::kInvalidValue;
+      return;
+    }
+    const auto operation = fake->scheduler.Enqueue(on, name, [to, from, bytes] {
+      std::memmove(reinterpret_cast<void*>(to),
+                   reinterpret_cast<const void*>(from), bytes);
+    });
+    if (source != nullptr) {
+      fake->memory.Check(source, Use::kRead, from, from + bytes,
+                         operation->actor, operation->clock, &fake->violations);
+    }
+    if (target != nullptr) {
+      fake->memory.Check(target, Use::kWrite, to, to + bytes, operation->actor,
+                         operation->clock, &fake->violations);
+    }
+    CountCopy(fake, target, source, bytes);
+  });
+  return *result;
 }
 
 CuResult cuMemsetD8Async(CuPointer to, unsigned char value, size_t bytes,
                          CuStream handle) {
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuMemsetD8Async);
   SHARD_FAKE_CUDA_FIND_STREAM(handle, stream);
-  if (bytes == 0 || fake->IsCaptured(handle)) return CuResult::kSuccess;
-  const std::string name =
-      "cuMemsetD8Async of " + std::to_string(bytes) + " bytes";
-  Allocation* target = nullptr;
-  if (!Resolve(fake, name, to, bytes, &target)) return CuResult::kInvalidValue;
-  // A device reaches no memory of the host but what is pinned.
-  if (target == nullptr) return CuResult::kInvalidValue;
-  const auto operation =
-      fake->scheduler.Enqueue(stream, name, [to, value, bytes] {
-        std::memset(reinterpret_cast<void*>(to), value, bytes);
-      });
-  fake->memory.Check(target, Use::kWrite, to, to + bytes, operation->actor,
-                     operation->clock, &fake->violations);
-  ++fake->counters.memsets.count;
-  fake->counters.memsets.bytes += bytes;
-  return CuResult::kSuccess;
+  if (bytes == 0) return CuResult::kSuccess;
+  // Of a call whose operation is not kept for later.
+  const auto result = std::make_shared<CuResult>(CuResult::kSuccess);
+  fake->Give(handle, stream, [=](Stream* on) {
+    const std::string name =
+        "cuMemsetD8Async of " + std::to_string(bytes) + " bytes";
+    Allocation* target = nullptr;
+    // A device reaches no memory of the host but what is pinned.
+    if (!Resolve(fake, name, to, bytes, &target) || target == nullptr) {
+      *result = CuResult::kInvalidValue;
+      return;
+    }
+    const auto operation =
+        fake->scheduler.Enqueue(on, name, [to, value, bytes] {
+          std::memset(reinterpret_cast<void*>(to), value, bytes);
+        });
+    fake->memory.Check(target, Use::kWrite, to, to + bytes, operation->actor,
+                       operation->clock, &fake->violations);
+    ++fake->counters.memsets.count;
+    fake->counters.memsets.bytes += bytes;
+  });
+  return *result;
 }
 
 CuResult cuPointerGetAttribute(void* value, CuPointerAttribute attribute,

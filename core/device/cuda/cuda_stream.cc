@@ -276,6 +276,11 @@ void CudaStream::Call(std::string_view what, std::function<Status()> work) {
     return done ? work() : Cancelled("stream '", core->name(), "' was ended");
   };
   if (core_->turn() == WorkQueue::Turn::kNever) return;
+  if (core_->is_captured()) {
+    core_->Fail(core_->InContext(
+        what, Unimplemented("work of the host is no part of a graph")));
+    return;
+  }
   if (core_->queue() == nullptr) {
     if (const Status status = run(nullptr); !status.ok()) core_->Fail(status);
     return;
@@ -288,6 +293,7 @@ void CudaStream::Call(std::string_view what, std::function<Status()> work) {
 Event CudaStream::Record() {
   const WorkQueue::Turn turn = core_->turn();
   if (turn == WorkQueue::Turn::kNever) return Event(core_->status());
+  if (core_->is_captured()) return Event();
   StatusOr<Event> event = CudaEvent::Record(core_, turn);
   if (event.ok()) return *std::move(event);
   core_->Fail(event.status());
@@ -298,7 +304,12 @@ void CudaStream::Wait(const Event& event, const Deadline& deadline) {
   const WorkQueue::Turn turn = core_->turn();
   if (turn == WorkQueue::Turn::kNever) return;
   const auto* const awaited = static_cast<const CudaEvent*>(event.state());
-  if (awaited == nullptr) {
+  if (core_->is_captured() && !event.IsDone()) {
+    core_->Fail(core_->InContext(
+        "wait", Internal("captured work waits for other work")));
+    return;
+  }
+  if (awaited == nullptr || core_->is_captured()) {
     const Status status = event.Synchronize(deadline);
     if (status.ok()) return;
     // The work that the queue has still runs.
@@ -335,6 +346,16 @@ void CudaStream::Settle(const Deadline& deadline) noexcept {
   // The queue may still give the driver work when the stream has failed.
   Stream::Settle(deadline);
   core_->Settle(deadline);
+}
+
+Status CudaStream::BeginCapture(Stream* host) {
+  // All streams of a device are of this class.
+  const auto* const to = static_cast<const CudaStream*>(host);
+  if (core_->turn() == WorkQueue::Turn::kLater) {
+    return FailedPrecondition("stream '", name(), "' has work that waits");
+  }
+  return core_->context()->Run(
+      [&] { return core_->BeginCapture(*to->core_); });
 }
 
 Status CudaStream::CheckNotCaptured() const {

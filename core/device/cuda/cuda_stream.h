@@ -76,6 +76,8 @@ class CudaStream final : public Stream {
   Status Synchronize(const Deadline& deadline) override;
   void Settle(const Deadline& deadline) noexcept override;
   Status CheckNotCaptured() const override;
+  Status BeginCapture(Stream* host) override;
+  void EndCapture() override { core_->EndCapture(); }
   Status status() const override;
 
  private:

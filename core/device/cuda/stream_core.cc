@@ -133,12 +133,13 @@ WorkQueue::Turn StreamCore::turn() const {
 }
 
 Status StreamCore::CheckNotCaptured() const {
-  // Nobody captures a stream of libshard's.
-  if (queue_ != nullptr) return Status();
+  // Nobody else captures a stream of libshard's.
+  if (queue_ != nullptr || is_captured_) return Status();
   CuCaptureStatus status = CuCaptureStatus::kNone;
   const CuResult result = context_->api().StreamIsCapturing(native_, &status);
   constexpr std::string_view kRemedy =
-      "; call libshard before the capture begins, or after it has ended";
+      "; call libshard before the capture begins, after it has ended, or "
+      "between capture_begin and capture_end of an engine";
   if (result == CuResult::kStreamCaptureImplicit) {
     return FailedPrecondition(
         "the host captures a CUDA graph, beside which the legacy default "
@@ -153,8 +154,32 @@ Status StreamCore::CheckNotCaptured() const {
       "the host captures the work of its stream as a CUDA graph", kRemedy);
 }
 
+Status StreamCore::BeginCapture(const StreamCore& host) {
+  CuCaptureStatus status = CuCaptureStatus::kNone;
+  const CuResult result =
+      context_->api().StreamIsCapturing(host.native_, &status);
+  // What is told of the legacy stream while any other is captured.
+  if (result != CuResult::kStreamCaptureImplicit) {
+    SHARD_RETURN_IF_ERROR(
+        context_->driver()->ToStatus(result, "cuStreamIsCapturing"));
+  }
+  if (status != CuCaptureStatus::kActive) {
+    return FailedPrecondition(
+        "the host's stream is not captured; give the engine a stream with "
+        "set_stream, and begin its capture (cudaStreamBeginCapture) first");
+  }
+  captured_ = host.native_;
+  is_captured_ = true;
+  return Status();
+}
+
 StatusOr<bool> StreamCore::AwaitAll(const Deadline& deadline,
                                     const std::function<bool()>& stop) {
+  if (is_captured_) {
+    return FailedPrecondition(
+        "captured work does not run, so nothing can wait for it; call "
+        "capture_end first");
+  }
   SHARD_RETURN_IF_ERROR(CheckNotCaptured());
   SHARD_ASSIGN_OR_RETURN(const CuEvent event, context_->TakeEvent());
   const auto await = [&]() -> StatusOr<bool> {

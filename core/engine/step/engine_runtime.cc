@@ -37,6 +37,25 @@ StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
   return runtime;
 }
 
+Status EngineRuntime::BeginCapture() {
+  Stream* const host = host_->get();
+  for (Stream* const stream :
+       {host, compute_.get(), moving_.get(), &queue_->stream()}) {
+    if (const Status begun = stream->BeginCapture(host); !begun.ok()) {
+      EndCapture();
+      return begun;
+    }
+  }
+  return Status();
+}
+
+void EngineRuntime::EndCapture() {
+  for (Stream* const stream :
+       {host_->get(), compute_.get(), moving_.get(), &queue_->stream()}) {
+    stream->EndCapture();
+  }
+}
+
 Status EngineRuntime::Synchronize(const Deadline& deadline) const {
   SHARD_RETURN_IF_ERROR(queue_->Drain(deadline));
   return compute_->Synchronize(deadline);

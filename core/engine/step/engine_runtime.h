@@ -63,6 +63,11 @@ class EngineRuntime {
   Units& units() const { return *units_; }
   Stepper& stepper() const { return *stepper_; }
 
+  // Begin and end a capture, as Stream's, of the host's stream and of all of
+  // the engine's. REQUIRES: Synchronize was called. Local.
+  Status BeginCapture();
+  void EndCapture();
+
   // Waits until the engine's streams have run all work they were given. Local.
   // Returns the first error.
   Status Synchronize(const Deadline& deadline) const;

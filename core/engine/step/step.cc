@@ -4,12 +4,16 @@
 
 #include <utility>
 
+#include "core/base/strings.h"
 #include "core/collectives/rank_work.h"
 #include "core/comm/rank_set.h"
 #include "core/engine/step/make_update_list.h"
 #include "core/engine/step/step_bytes.h"
 #include "core/engine/transfer/stopwatch.h"
 #include "core/observe/observer.h"
+#include "core/optim/optimizer.h"
+#include "kernels/formula/muon.h"
+#include "kernels/formula/registry.h"
 
 namespace shard {
 
@@ -216,6 +220,47 @@ void Stepper::Latch(const StepInput& input, const Deadline& deadline) {
   latch_.Latch(input);
   latched_ = latch_.Upload(deps_.compute);
   latch_deadline_ = deadline;
+}
+
+StepForm Stepper::LatchReplay(const StepInput& input) {
+  latch_.Latch(input);
+  return FormOf(input);
+}
+
+StepForm Stepper::FormOf(const StepInput& input) const {
+  StepForm form;
+  form.has_norm = input.needs_norm();
+  form.has_second_pass = form.has_norm && input.norm_type == NormType::kP;
+  form.by_param = input.param_steps != nullptr;
+  form.num_rows = latch_.num_rows();
+  for (const Optimizer& optimizer : *input.optimizers) {
+    const bool muon = optimizer.formula() == Formula::kMuon;
+    form.ns_steps.push_back(
+        muon ? static_cast<int>(optimizer.hypers()[Muon::kNsSteps]) : 0);
+  }
+  return form;
+}
+
+std::string StepForm::DifferenceTo(const StepForm& other) const {
+  const auto norm = [](const StepForm& form) {
+    return form.has_second_pass ? "a norm with a p of its own"
+           : form.has_norm      ? "a norm of the gradients"
+                                : "no norm of the gradients";
+  };
+  if (has_norm != other.has_norm ||
+      has_second_pass != other.has_second_pass) {
+    return StrCat("it has ", norm(other), ", and this step ", norm(*this));
+  }
+  if (by_param != other.by_param || num_rows != other.num_rows) {
+    return StrCat("its parameters had done ", other.num_rows,
+                  " different numbers of steps by group, and have ", num_rows);
+  }
+  for (size_t g = 0; g < ns_steps.size(); ++g) {
+    if (g < other.ns_steps.size() && ns_steps[g] == other.ns_steps[g]) continue;
+    return StrCat("it has another ns_steps than ", ns_steps[g],
+                  " of param group ", g);
+  }
+  return "";
 }
 
 void Stepper::Begin(const StepInput& input, const Deadline& deadline) {

@@ -33,6 +33,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -66,6 +67,20 @@ struct StepReport {
   double seconds_total = 0;
   CommCounters comm;   // Since the previous step.
   int32_t active = 0;  // Ranks that have not joined.
+};
+
+// What a step enqueues. Its values are read from the host's block when it runs,
+// so that a graph of one step does others of the same form.
+struct StepForm {
+  bool has_norm = false;
+  bool has_second_pass = false;  // Of the norm.
+  // Parameters do different steps, and rows of constants.
+  bool by_param = false;
+  size_t num_rows = 0;
+  std::vector<int> ns_steps;  // Of Muon, by group; 0 for others.
+
+  // Returns what differs, "" for nothing.
+  std::string DifferenceTo(const StepForm& other) const;
 };
 
 class Stepper {
@@ -109,6 +124,14 @@ class Stepper {
   Status AwaitResult(const Deadline& deadline, StepReport* report) const;
   // Returns whether that event is done.
   bool IsFinished() const { return finished_.IsDone(); }
+
+  // Fills the host's block for the replay of a step that was captured, and
+  // returns the form that the step has. REQUIRES: no step is on its way.
+  StepForm LatchReplay(const StepInput& input);
+  // Makes `finished` the event that ends the last step.
+  void SetFinished(Event finished) { finished_ = std::move(finished); }
+  // Returns the form of the step that was latched last, with this input.
+  StepForm FormOf(const StepInput& input) const;
 
   // Begins a step: from here on UpdateEagerly is called for units whose
   // gradients are ready on all ranks, and Run does the rest, with the same

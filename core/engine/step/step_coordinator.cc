@@ -14,6 +14,7 @@ namespace shard {
 void StepCoordinator::SetRuntime(EngineRuntime* runtime) {
   runtime_ = runtime;
   agreement_.SetUnits(runtime->plan().get(), &runtime->units());
+  ForgetCaptured("the plan has changed since");
 }
 
 Status StepCoordinator::CheckNotBegun(std::string_view what) const {
@@ -115,6 +116,7 @@ Status StepCoordinator::RunBegin(const StepOptions& options, int32_t leader,
 Status StepCoordinator::Step(const StatusOr<StepOptions>& given,
                              const Status& known, const Deadline& deadline,
                              StepReport* report) {
+  if (captures_) return CaptureStep(given, known, deadline, report);
   SHARD_RETURN_IF_ERROR(TakeResult(deadline));
   StepReport made;
   double seconds = 0;
@@ -128,6 +130,105 @@ Status StepCoordinator::Step(const StatusOr<StepOptions>& given,
   (pending_ ? pending_ : last_report_)->seconds_total = seconds;
   if (report != nullptr) *report = *last_report_;
   return Status();
+}
+
+// ---- Graphs -----------------------------------------------------------------
+
+Status StepCoordinator::CheckCapture(const Deadline& deadline) const {
+  if (deps_.comm->world_size() != 1) {
+    return Unimplemented("capture_begin with ", deps_.comm->world_size(),
+                         " ranks: their tensors pass through the host, which "
+                         "is no part of a graph; step without one");
+  }
+  if (deps_.missing_grads != MissingGrads::kError) {
+    return FailedPrecondition(
+        "capture_begin with missing_grads, which chooses parameters anew in "
+        "each step; create the engine without it");
+  }
+  SHARD_RETURN_IF_ERROR(CheckBetweenSteps("capture_begin"));
+  if (pending_ && replays_) {
+    return FailedPrecondition(
+        "capture_begin after a replay that nothing has waited for; call "
+        "synchronize before the capture of the stream begins");
+  }
+  return TakeResult(deadline);
+}
+
+Status StepCoordinator::CheckStep(const StatusOr<StepOptions>& given,
+                                  const Status& known) const {
+  SHARD_RETURN_IF_ERROR(given.status());
+  SHARD_RETURN_IF_ERROR(known);
+  SHARD_RETURN_IF_ERROR(CheckStepOptions(*given, agreement_.setting()));
+  SHARD_RETURN_IF_ERROR(deps_.counters->CheckStepCount());
+  return runtime_->units().CheckStep();
+}
+
+Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
+                                    const Status& known,
+                                    const Deadline& deadline,
+                                    const StepReport* report) {
+  if (report != nullptr) {
+    return FailedPrecondition(
+        "step with a report between capture_begin and capture_end, where "
+        "nothing runs; leave the report out");
+  }
+  SHARD_RETURN_IF_ERROR(CheckStep(given, known));
+  int32_t leader = 0;
+  Units& units = runtime_->units();
+  SHARD_RETURN_IF_ERROR(
+      units.EnterStep(agreement_.ProposalFor(Activity::kStep, *given),
+                      Status(), deadline, &leader));
+  int32_t active = 0;
+  SHARD_ASSIGN_OR_RETURN(const StepInput input,
+                         agreement_.Agree(*given, leader, deadline, &active));
+  StepReport dropped;
+  const Status ran =
+      runtime_->stepper().Run(input, units.SomeAreAsync(),
+                              units.EnqueueRest(deadline), deadline, &dropped);
+  if (!ran.ok()) return units.Fail(ran);
+  units.FinishStep();
+  (void)runtime_->bound_copies().TakeBytes();
+  captured_ = runtime_->stepper().FormOf(input);
+  return Status();
+}
+
+Status StepCoordinator::BeforeReplay(const StatusOr<StepOptions>& given,
+                                     const Status& known,
+                                     const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(TakeResult(deadline));
+  SHARD_RETURN_IF_ERROR(CheckStep(given, known));
+  if (!captured_) {
+    return FailedPrecondition("before_replay: ", not_captured_,
+                              "; capture the step again");
+  }
+  int32_t leader = 0;
+  Units& units = runtime_->units();
+  SHARD_RETURN_IF_ERROR(
+      units.EnterStep(agreement_.ProposalFor(Activity::kStep, *given),
+                      Status(), deadline, &leader));
+  StepReport report;
+  SHARD_ASSIGN_OR_RETURN(
+      const StepInput input,
+      agreement_.Agree(*given, leader, deadline, &report.active));
+  const StepForm form = runtime_->stepper().LatchReplay(input);
+  units.FinishStep();
+  if (const std::string difference = form.DifferenceTo(*captured_);
+      !difference.empty()) {
+    return FailedPrecondition("before_replay of another step than the one that "
+                              "was captured: ",
+                              difference,
+                              "; capture it again, or step without the graph");
+  }
+  report.loss_scale = LossScaleOf(*given, agreement_.setting());
+  pending_ = report;
+  replays_ = true;
+  return Status();
+}
+
+void StepCoordinator::ForgetCaptured(std::string_view what) {
+  if (!captured_) return;
+  captured_.reset();
+  not_captured_ = what;
 }
 
 StatusOr<StepReport> StepCoordinator::LastReport(
@@ -223,13 +324,19 @@ Status StepCoordinator::RunStep(const StepOptions& options, int32_t leader,
   units.FinishStep();
   report->bytes_moved += runtime_->bound_copies().TakeBytes();
   pending_ = *report;
+  replays_ = false;
   return Status();
 }
 
 Status StepCoordinator::Await(const Deadline& deadline) const {
   if (!pending_) return Status();
   StepReport taken = *pending_;
-  const Stepper& stepper = runtime_->stepper();
+  Stepper& stepper = runtime_->stepper();
+  if (replays_) {
+    // The host has launched the graph on its stream.
+    SHARD_RETURN_IF_ERROR(runtime_->host().CheckNotCaptured());
+    stepper.SetFinished(runtime_->host().Record());
+  }
   const bool waits = !stepper.IsFinished();
   Status finished = stepper.AwaitResult(deadline, &taken);
   if (!finished.ok()) {
@@ -239,6 +346,7 @@ Status StepCoordinator::Await(const Deadline& deadline) const {
     finished = stepper.AwaitResult(deadline, &taken);
   }
   pending_.reset();
+  replays_ = false;
   if (!finished.ok()) return runtime_->units().Fail(finished);
   deps_.counters->Count(taken.skipped);
   taken.step = deps_.counters->step();

@@ -65,6 +65,17 @@ class StepCoordinator {
   Status Step(const StatusOr<StepOptions>& given, const Status& known,
               const Deadline& deadline, StepReport* report);
   void SetReturnsEarly(bool early) { returns_early_ = early; }
+  // Graphs of the host's (shard_engine_capture_begin). Local, for one rank.
+  // CheckCapture returns why a capture cannot begin; between SetCaptures(true)
+  // and SetCaptures(false) one step is enqueued, and not counted. BeforeReplay
+  // gives that step new values, and counts it once it has run.
+  Status CheckCapture(const Deadline& deadline) const;
+  void SetCaptures(bool captures) { captures_ = captures; }
+  Status BeforeReplay(const StatusOr<StepOptions>& given, const Status& known,
+                      const Deadline& deadline);
+  // The captured step uses what is there no more, because of `what`.
+  void ForgetCaptured(std::string_view what);
+
   // Waits for the last step, if nothing has waited for it yet, and counts it.
   // Returns its error, which is final; kDeadlineExceeded of a step that goes on
   // is not. Local.
@@ -79,6 +90,12 @@ class StepCoordinator {
 
  private:
   Status CheckBegin(const StepOptions& options) const;
+  // Enqueues the step of a capture.
+  Status CaptureStep(const StatusOr<StepOptions>& given, const Status& known,
+                     const Deadline& deadline, const StepReport* report);
+  // Checks options of a step as EnterAndRun.
+  Status CheckStep(const StatusOr<StepOptions>& given,
+                   const Status& known) const;
   // Acts as Await, with errors that are final: for the rank's own step, and
   // before the next one.
   Status TakeResult(const Deadline& deadline) const;
@@ -104,6 +121,13 @@ class StepCoordinator {
   mutable std::optional<StepReport> pending_;
   mutable std::optional<StepReport> last_report_;
   bool returns_early_ = false;
+  bool captures_ = false;
+  // The form of the step that was captured last.
+  std::optional<StepForm> captured_;
+  // Why there is none.
+  std::string_view not_captured_ = "no step was captured";
+  // pending_ is of a replay, whose end no event tells yet.
+  mutable bool replays_ = false;
 };
 
 }  // namespace shard

@@ -57,6 +57,9 @@ class StepLatch {
   // its way.
   void Latch(const StepInput& input);
 
+  // Returns the rows of constants of the last Latch.
+  size_t num_rows() const { return made_rows_; }
+
   // Make the kernels' block that of the host, and give the host the results of
   // kernels. Upload returns the event after which kernels of other streams may
   // read the block.

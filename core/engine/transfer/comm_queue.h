@@ -85,6 +85,9 @@ class CommQueue {
   // Waits for all work.
   Status Drain(const Deadline& deadline);
 
+  // Returns the stream of the queue.
+  Stream& stream() const { return *stream_; }
+
   // Removes work that is done. `overlapped`: before the host waited for it.
   void RetireFinished(bool overlapped);
   // Returns the counters and sets them to 0. The time of work that is not done
