@@ -119,6 +119,30 @@ func (e *Engine) SetStream(stream unsafe.Pointer) error {
 	})
 }
 
+// CaptureBegin begins a capture: until CaptureEnd, ZeroGrad and one
+// StepWithoutReport become part of the CUDA graph that the program captures on the
+// stream of SetStream. For one rank.
+func (e *Engine) CaptureBegin() error {
+	return e.do(func(engine *C.shard_engine) *C.shard_error {
+		return C.shard_engine_capture_begin(engine)
+	})
+}
+
+// CaptureEnd ends the capture; call it before the program ends its own.
+func (e *Engine) CaptureEnd() error {
+	return e.do(func(engine *C.shard_engine) *C.shard_error {
+		return C.shard_engine_capture_end(engine)
+	})
+}
+
+// BeforeReplay gives the captured step the values of the next one: before each
+// launch of the graph. It waits for the step before. Options may be nil.
+func (e *Engine) BeforeReplay(ctx context.Context, options *StepOptions) error {
+	return e.do(func(engine *C.shard_engine) *C.shard_error {
+		return C.shard_engine_before_replay(engine, stepOptions(ctx, options))
+	})
+}
+
 // Synchronize waits until everything that the engine was given has run. A deadline
 // of the context bounds the wait.
 func (e *Engine) Synchronize(ctx context.Context) error {

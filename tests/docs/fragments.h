@@ -35,6 +35,14 @@ static struct {
   size_t bytes, grad_bytes;
 } * tensors;
 
+// What a fragment uses of CUDA's runtime.
+enum { cudaStreamCaptureModeGlobal };
+static void *exec, *graph, *stream;
+void cudaGraphInstantiate(void** exec, void* graph, int flags);
+void cudaGraphLaunch(void* exec, void* stream);
+void cudaStreamBeginCapture(void* stream, int mode);
+void cudaStreamEndCapture(void* stream, void** graph);
+
 void check(shard_error* error);
 // Take what the fragment at hand gives them.
 void backward();

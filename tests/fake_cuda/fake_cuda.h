@@ -14,8 +14,8 @@
 // any of its threads.
 //
 // Copies of memory that is not pinned are asynchronous, too: they read and
-// write it when they run. A graph is the work of one stream, in its order: other
-// streams are not drawn into a capture.
+// write it when they run. A graph is the work of one stream, in its order:
+// other streams are not drawn into a capture.
 //
 // Thread-safe, but for Reset. Never used in a child of fork.
 

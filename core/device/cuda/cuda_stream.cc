@@ -354,8 +354,7 @@ Status CudaStream::BeginCapture(Stream* host) {
   if (core_->turn() == WorkQueue::Turn::kLater) {
     return FailedPrecondition("stream '", name(), "' has work that waits");
   }
-  return core_->context()->Run(
-      [&] { return core_->BeginCapture(*to->core_); });
+  return core_->context()->Run([&] { return core_->BeginCapture(*to->core_); });
 }
 
 Status CudaStream::CheckNotCaptured() const {

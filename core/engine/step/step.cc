@@ -247,8 +247,7 @@ std::string StepForm::DifferenceTo(const StepForm& other) const {
            : form.has_norm      ? "a norm of the gradients"
                                 : "no norm of the gradients";
   };
-  if (has_norm != other.has_norm ||
-      has_second_pass != other.has_second_pass) {
+  if (has_norm != other.has_norm || has_second_pass != other.has_second_pass) {
     return StrCat("it has ", norm(other), ", and this step ", norm(*this));
   }
   if (by_param != other.by_param || num_rows != other.num_rows) {

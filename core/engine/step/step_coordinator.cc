@@ -176,8 +176,8 @@ Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
   int32_t leader = 0;
   Units& units = runtime_->units();
   SHARD_RETURN_IF_ERROR(
-      units.EnterStep(agreement_.ProposalFor(Activity::kStep, *given),
-                      Status(), deadline, &leader));
+      units.EnterStep(agreement_.ProposalFor(Activity::kStep, *given), Status(),
+                      deadline, &leader));
   int32_t active = 0;
   SHARD_ASSIGN_OR_RETURN(const StepInput input,
                          agreement_.Agree(*given, leader, deadline, &active));
@@ -204,8 +204,8 @@ Status StepCoordinator::BeforeReplay(const StatusOr<StepOptions>& given,
   int32_t leader = 0;
   Units& units = runtime_->units();
   SHARD_RETURN_IF_ERROR(
-      units.EnterStep(agreement_.ProposalFor(Activity::kStep, *given),
-                      Status(), deadline, &leader));
+      units.EnterStep(agreement_.ProposalFor(Activity::kStep, *given), Status(),
+                      deadline, &leader));
   StepReport report;
   SHARD_ASSIGN_OR_RETURN(
       const StepInput input,
@@ -214,10 +214,10 @@ Status StepCoordinator::BeforeReplay(const StatusOr<StepOptions>& given,
   units.FinishStep();
   if (const std::string difference = form.DifferenceTo(*captured_);
       !difference.empty()) {
-    return FailedPrecondition("before_replay of another step than the one that "
-                              "was captured: ",
-                              difference,
-                              "; capture it again, or step without the graph");
+    return FailedPrecondition(
+        "before_replay of another step than the one that "
+        "was captured: ",
+        difference, "; capture it again, or step without the graph");
   }
   report.loss_scale = LossScaleOf(*given, agreement_.setting());
   pending_ = report;

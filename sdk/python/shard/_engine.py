@@ -125,6 +125,23 @@ class Engine(EngineTensors, EngineState):
         another one is set."""
         self._call(lib.shard_engine_set_stream, stream)
 
+    def capture_begin(self):
+        """Begins a capture: until capture_end(), zero_grad() and one
+        step(report=False) become part of the CUDA graph that the program
+        captures on the stream of set_stream(). For one rank."""
+        self._call(lib.shard_engine_capture_begin)
+
+    def capture_end(self):
+        """Ends the capture; call it before the program ends its own."""
+        self._call(lib.shard_engine_capture_end)
+
+    def before_replay(self, **options):
+        """Gives the captured step the values of the next one: before each
+        launch of the graph, with the options of step(). Waits for the step
+        before."""
+        options = _calls.fill(_c.shard_step_options, options)
+        self._call(lib.shard_engine_before_replay, ctypes.byref(options))
+
     def synchronize(self, timeout=0):
         """Waits until everything that the engine was given has run."""
         self._call(lib.shard_engine_synchronize, timeout)

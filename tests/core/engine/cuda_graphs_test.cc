@@ -89,11 +89,11 @@ class Host {
       }
       if (!finite) values[0] = std::numeric_limits<float>::quiet_NaN();
       const cuda::DriverApi& api = (*cuda::Driver::Load())->api();
-      ASSERT_EQ(api.MemcpyAsync(
-                    reinterpret_cast<cuda::CuPointer>(grad->data),
-                    reinterpret_cast<cuda::CuPointer>(values.data()),
-                    values.size() * sizeof(float), stream_.get()),
-                cuda::CuResult::kSuccess);
+      ASSERT_EQ(
+          api.MemcpyAsync(reinterpret_cast<cuda::CuPointer>(grad->data),
+                          reinterpret_cast<cuda::CuPointer>(values.data()),
+                          values.size() * sizeof(float), stream_.get()),
+          cuda::CuResult::kSuccess);
     }
   }
 
@@ -425,8 +425,8 @@ TEST_F(GraphTest, SeveralRanksHaveNoGraphs) {
 }
 
 TEST_F(GraphTest, AProcessorHasNoGraphs) {
-  const auto engine = Engine::Create(cuda_training::MakePlan({}), OpenLocal(),
-                                     EngineOptions());
+  const auto engine =
+      Engine::Create(cuda_training::MakePlan({}), OpenLocal(), EngineOptions());
   ASSERT_OK(engine);
   ASSERT_OK(Fill(engine->get()));
   ExpectError((*engine)->CaptureBegin(), StatusCode::kUnimplemented,

@@ -79,6 +79,12 @@ TEST(TrainingTest, TheLastReportAndTheStreamAreTheEngines) {
     int stream = 0;
     expect_error([&] { engine.set_stream(&stream); }, Code::invalid_argument,
                  {"set_stream", "'cpu'"});
+    expect_error([&] { engine.capture_begin(); }, Code::unimplemented,
+                 {"capture_begin"});
+    expect_error([&] { engine.capture_end(); }, Code::failed_precondition,
+                 {"capture_end"});
+    expect_error([&] { engine.before_replay(); }, Code::failed_precondition,
+                 {"before_replay"});
     train_step(engine);
     engine.synchronize();
     EXPECT_EQ(engine.last_report().step, 1);

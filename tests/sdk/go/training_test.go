@@ -61,6 +61,9 @@ func TestTheLastReportAndTheStreamAreTheEngines(t *testing.T) {
 		check(engine.SetStream(nil))
 		var stream int64
 		expectError(r.T, engine.SetStream(unsafe.Pointer(&stream)), shard.InvalidArgument, "'cpu'")
+		expectError(r.T, engine.CaptureBegin(), shard.Unimplemented, "2 ranks")
+		expectError(r.T, engine.CaptureEnd(), shard.FailedPrecondition, "capture_end")
+		expectError(r.T, engine.BeforeReplay(r.ctx, nil), shard.FailedPrecondition, "before_replay")
 		report := r.trainStep(engine)
 		check(engine.Synchronize(r.ctx))
 		expectEqual(r.T, must(engine.LastReport()), report)

@@ -164,6 +164,12 @@ class TrainingTest(SdkTest):
             engine.set_stream()
             with self.raises_code(Code.INVALID_ARGUMENT, "'cpu'"):
                 engine.set_stream(4096)
+            with self.raises_code(Code.UNIMPLEMENTED, "no graphs"):
+                engine.capture_begin()
+            with self.raises_code(Code.FAILED_PRECONDITION, "capture_end"):
+                engine.capture_end()
+            with self.raises_code(Code.FAILED_PRECONDITION, "before_replay"):
+                engine.before_replay(max_grad_norm=1)
             report = engine.step()
             engine.synchronize()
             engine.synchronize(timeout=30)

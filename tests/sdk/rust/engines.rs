@@ -59,6 +59,15 @@ fn the_last_report_and_the_stream_are_the_engines() {
             code_of(unsafe { engine.set_stream(native) }),
             Code::INVALID_ARGUMENT
         );
+        assert_eq!(
+            code_of(unsafe { engine.capture_begin() }),
+            Code::UNIMPLEMENTED
+        );
+        assert_eq!(code_of(engine.capture_end()), Code::FAILED_PRECONDITION);
+        assert_eq!(
+            code_of(engine.before_replay(&StepOptions::default())),
+            Code::FAILED_PRECONDITION
+        );
         let report = engine.step(&StepOptions::default()).unwrap();
         engine.synchronize(Some(Duration::from_secs(30))).unwrap();
         engine.synchronize(None).unwrap();

@@ -1118,7 +1118,8 @@ extern "C" {
     /// call comes after. `stream` is the device's own form of a stream, a CUstream
     /// on a GPU, and must live until the engine is freed or another stream is set.
     /// While the host captures it as a CUDA graph, the engine's calls are
-    /// FAILED_PRECONDITION, do nothing and can be made again.
+    /// FAILED_PRECONDITION, do nothing and can be made again, but for those after
+    /// shard_engine_capture_begin.
     /// NULL is the device's usual stream, which a new engine uses; with it every
     /// step waits for its end. Work on the old stream comes before later work on the
     /// new one. Each rank sets its own stream, between steps or before
@@ -1130,6 +1131,47 @@ extern "C" {
     /// stream that is the host's thread waits for the work of the old one.
     #[must_use]
     pub fn shard_engine_set_stream(engine: *mut shard_engine, stream: *mut c_void) -> *mut shard_error;
+}
+
+extern "C" {
+    /// Begins a capture of this engine's work, in a CUDA graph of the host's: call it
+    /// after cudaStreamBeginCapture of the stream of shard_engine_set_stream, in any
+    /// mode. Until shard_engine_capture_end all that the engine enqueues is part of
+    /// that graph and does not run; only shard_engine_zero_grad and one
+    /// shard_engine_step without a report are allowed. The step's options say what
+    /// kind of step is captured; it is not counted. For one rank: UNIMPLEMENTED for
+    /// more, and on devices without graphs. FAILED_PRECONDITION while the stream is
+    /// not captured, while a step is begun, units are acquired, gradients are ready or
+    /// parameters are summoned, with missing_grads, and after a replay that nothing
+    /// has waited for. Errors leave the engine as it was. Local, blocks until the
+    /// step before has ended.
+    #[must_use]
+    pub fn shard_engine_capture_begin(engine: *mut shard_engine) -> *mut shard_error;
+}
+
+extern "C" {
+    /// Ends it; call it before cudaStreamEndCapture. FAILED_PRECONDITION without
+    /// shard_engine_capture_begin, and where the host's capture has ended before: what
+    /// was captured is then of no use. Local.
+    #[must_use]
+    pub fn shard_engine_capture_end(engine: *mut shard_engine) -> *mut shard_error;
+}
+
+extern "C" {
+    /// Gives the captured step the values of the next one: options,
+    /// hyperparameters, and the number of the step. Call it before each launch of a
+    /// graph with a captured step, and launch the graph on the stream of
+    /// shard_engine_set_stream before any other call of this engine. The step counts
+    /// as one of shard_engine_step without a report, whose bits it has; the call
+    /// first waits for the step before, so shard_engine_loss_scale is exact after it.
+    /// `options` may be NULL. FAILED_PRECONDITION where nothing was captured, where
+    /// memory of the captured step is no longer used (another plan,
+    /// shard_engine_bind_param), and for a step of another kind: with a norm where
+    /// none was captured or without one, with another ns_steps of muon, or where
+    /// parameters have done different numbers of steps only now. Capture again then,
+    /// or step without the graph. Local, blocks.
+    #[must_use]
+    pub fn shard_engine_before_replay(engine: *mut shard_engine, options: *const shard_step_options) -> *mut shard_error;
 }
 
 extern "C" {

@@ -139,6 +139,33 @@ impl Engine {
         self.call(|engine| unsafe { sys::shard_engine_set_stream(engine, stream) })
     }
 
+    /// Begins a capture: until [`capture_end`](Engine::capture_end), `zero_grad` and one
+    /// `step_without_report` become part of the CUDA graph that the host captures on the
+    /// stream of [`set_stream`](Engine::set_stream). UNIMPLEMENTED for several ranks and
+    /// on devices without graphs. Local, blocks.
+    ///
+    /// # Safety
+    ///
+    /// The graph is launched only after [`before_replay`](Engine::before_replay), on that
+    /// stream, before any other call of the engine, and not after the engine is dropped.
+    pub unsafe fn capture_begin(&mut self) -> Result<()> {
+        self.call(|engine| unsafe { sys::shard_engine_capture_begin(engine) })
+    }
+
+    /// Ends the capture; call it before the host ends its own. Local.
+    pub fn capture_end(&mut self) -> Result<()> {
+        self.call(|engine| unsafe { sys::shard_engine_capture_end(engine) })
+    }
+
+    /// Gives the captured step the values of the next one: before each launch of the
+    /// graph. Local, blocks until the step before has ended.
+    pub fn before_replay(&mut self, options: &StepOptions) -> Result<()> {
+        let options = options.to_c();
+        self.call(|engine| unsafe { sys::shard_engine_before_replay(engine, &options) })?;
+        self.borrows.begin_epoch();
+        Ok(())
+    }
+
     /// Gets where the engine's tensors lie: the kind, and the number of the device among
     /// those of its kind.
     pub fn device(&self) -> Result<(DeviceKind, i32)> {
