@@ -17,8 +17,10 @@ namespace {
 
 using Json = nlohmann::json;
 
+// The fake of cuBLAS lies beside that of the driver, which it uses.
 constexpr char kFakeDriver[] = "tests/fake_cuda";
-constexpr char kFakeLibraries[] = "tests/sdk/cli/fake_libraries";
+constexpr char kOldCublas[] = "tests/fake_cuda/old";
+constexpr char kFakeNccl[] = "tests/sdk/cli/fake_libraries";
 
 // Writes a file that the loader finds before libraries of its name, and
 // refuses.
@@ -59,7 +61,7 @@ class DoctorGpusTest : public ::testing::Test {
 
   void ExpectTheLibraries() const {
     EXPECT_EQ(Found("nccl"), "ok libnccl.so.2 2.27.3");
-    EXPECT_EQ(Found("cublas"), "ok libcublas.so.13 13.8");
+    EXPECT_EQ(Found("cublas"), "ok libcublasLt.so.13 13.8");
   }
 
  private:
@@ -68,7 +70,7 @@ class DoctorGpusTest : public ::testing::Test {
 
 TEST_F(DoctorGpusTest, ListsGpusAndSaysWhyOneCannotBeUsed) {
   // The first retain is that of cuda:0.
-  Examine({kFakeDriver, kFakeLibraries}, "cuDevicePrimaryCtxRetain:2:46");
+  Examine({kFakeDriver, kFakeNccl}, "cuDevicePrimaryCtxRetain:2:46");
   EXPECT_EQ(Found("driver"), "ok for CUDA 13.0");
   EXPECT_EQ(Found("cuda:0"),
             "ok Fake GPU, compute capability 9.0, 1.00 GiB free of 1.00 GiB, "
@@ -85,7 +87,7 @@ TEST_F(DoctorGpusTest, ListsGpusAndSaysWhyOneCannotBeUsed) {
 TEST_F(DoctorGpusTest, LibrariesAreNotOpenedWithoutADriver) {
   const Folder folder;
   WriteNoLibrary(folder / "libcuda.so.1");
-  Examine({folder / "", kFakeLibraries});
+  Examine({folder / "", kFakeNccl});
   EXPECT_TRUE(Found("driver").starts_with("info no CUDA driver: "))
       << Found("driver");
   EXPECT_EQ(Found("devices"), "");
@@ -96,16 +98,16 @@ TEST_F(DoctorGpusTest, LibrariesAreNotOpenedWithoutADriver) {
 TEST_F(DoctorGpusTest, ALibraryThatDoesNotLoadIsNamed) {
   const Folder folder;
   WriteNoLibrary(folder / "libnccl.so.2");
-  WriteNoLibrary(folder / "libcublas.so.13");
-  Examine({kFakeDriver, folder / "", "tests/sdk/cli/old_fake_libraries"});
+  WriteNoLibrary(folder / "libcublasLt.so.13");
+  Examine({folder / "", kFakeDriver, kOldCublas});
   EXPECT_TRUE(Found("nccl").starts_with("info ")) << Found("nccl");
   EXPECT_TRUE(Has(Found("nccl"), "libnccl.so.2: ")) << Found("nccl");
-  EXPECT_EQ(Found("cublas"), "ok libcublas.so.12 12.8");
+  EXPECT_EQ(Found("cublas"), "ok libcublasLt.so.12 12.8");
   EXPECT_TRUE(Found("cuda:1").starts_with("ok ")) << Found("cuda:1");
 }
 
 TEST_F(DoctorGpusTest, AnErrorOfTheCountIsNotNone) {
-  Examine({kFakeDriver, kFakeLibraries}, "cuDeviceGetCount:1:999");
+  Examine({kFakeDriver, kFakeNccl}, "cuDeviceGetCount:1:999");
   const std::string driver = Found("driver");
   EXPECT_TRUE(
       driver.starts_with("info for CUDA 13.0; cuDeviceGetCount: "
@@ -117,19 +119,20 @@ TEST_F(DoctorGpusTest, AnErrorOfTheCountIsNotNone) {
 
 TEST_F(DoctorGpusTest, AnErrorOfTheDriverHasItsVersion) {
   // CUDA_ERROR_NO_DEVICE.
-  Examine({kFakeDriver, kFakeLibraries}, "cuInit:1:100");
+  Examine({kFakeDriver, kFakeNccl}, "cuInit:1:100");
   EXPECT_TRUE(Found("driver").starts_with("info for CUDA 13.0; "))
       << Found("driver");
   EXPECT_TRUE(Has(Found("driver"), "cuInit: CUDA_ERROR_NO_DEVICE"))
       << Found("driver");
   ExpectTheLibraries();
 
-  Examine({"tests/core/device/cuda/old_driver", kFakeLibraries});
+  Examine({"tests/core/device/cuda/old_driver", kFakeNccl});
   EXPECT_TRUE(Found("driver").starts_with("info for CUDA 11.4; "))
       << Found("driver");
   EXPECT_TRUE(Has(Found("driver"), "or later: update NVIDIA's driver"))
       << Found("driver");
-  ExpectTheLibraries();
+  // The fake of cuBLAS cannot be loaded beside another driver.
+  EXPECT_EQ(Found("nccl"), "ok libnccl.so.2 2.27.3");
 }
 
 }  // namespace
