@@ -3,15 +3,26 @@
 
 _OLDEST = (12, 8)
 
+# The headers that tests compare our declarations with.
+_HEADERS = {
+    "cublasLt.h": "SHARD_HAS_CUBLASLT_H",
+    "cuda.h": "SHARD_HAS_CUDA_H",
+}
+
 _BUILD = """
 load("@rules_cc//cc:defs.bzl", "cc_library")
 
 cc_library(
-    name = "header",
+    name = "headers",
     testonly = True,
-    hdrs = {headers},
+    hdrs = glob([
+        "include/*.h",
+        "include/*.hpp",
+        "include/crt/**",
+        "include/nv/**",
+    ]),
     defines = {defines},
-    includes = ["."],
+    includes = ["include"],
     visibility = ["//visibility:public"],
 )
 """
@@ -53,14 +64,16 @@ def _find(ctx):
 
 def _cuda_toolkit_impl(ctx):
     bin, version, missing = _find(ctx)
-    header = bin + "/../include/cuda.h"
-    found = bin != "" and ctx.path(header).exists
-    if found:
-        ctx.symlink(header, "cuda.h")
-    ctx.file("BUILD.bazel", _BUILD.format(
-        defines = ["SHARD_HAS_CUDA_H"] if found else [],
-        headers = ["cuda.h"] if found else [],
-    ))
+    include = bin + "/../include"
+    defines = []
+    if bin != "" and ctx.path(include).exists:
+        ctx.symlink(include, "include")
+
+        # A toolkit may be there in parts.
+        for header, define in _HEADERS.items():
+            if ctx.path(include + "/" + header).exists:
+                defines.append(define)
+    ctx.file("BUILD.bazel", _BUILD.format(defines = defines))
     ctx.file("toolkit.bzl", "\n".join([
         '"""Written by //tools/bazel/cuda:toolkit.bzl."""',
         "CUDA_BIN = " + repr(bin),
@@ -69,8 +82,9 @@ def _cuda_toolkit_impl(ctx):
         "",
     ]))
 
-# A repository with the target //:header, the toolkit's cuda.h with the define
-# SHARD_HAS_CUDA_H, for tests (nothing without a toolkit), and the file toolkit.bzl:
+# A repository with the target //:headers, those of the toolkit with a define for each
+# of _HEADERS that is there, for tests (nothing without a toolkit), and the file
+# toolkit.bzl:
 #   CUDA_BIN       the folder of nvcc, or "" without a toolkit
 #   CUDA_VERSION   nvcc's version, or ""
 #   CUDA_MISSING   the reason why there is none, or ""
