@@ -338,7 +338,9 @@ CublasResult cublasLtMatmulAlgoGetHeuristic(
       *desc, 1, 0, {*a, nullptr}, {*b, nullptr}, {*c, nullptr}, {*d, nullptr}};
   if (!product.Fits()) return CublasResult::kInvalidValue;
   *num_found = 0;
-  if (wanted < 1 || preference->most_bytes < kWorkspaceBytes) {
+  // Others may round parts of a sum to the type of the matrices.
+  if (wanted < 1 || preference->most_bytes < kWorkspaceBytes ||
+      preference->schemes != kCublasReduceInComputeType) {
     return CublasResult::kNotSupported;
   }
   *num_found = 1;
