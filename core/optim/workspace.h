@@ -24,7 +24,6 @@ constexpr int64_t AlignWorkspace(int64_t elements) {
 
 // Returns how many matrices of this shape Muon steps at a time: several small
 // ones, because a call of the BLAS would cost more than its work.
-// are small, for which a call of the BLAS costs more than its work.
 int64_t MuonBatch(int64_t rows, int64_t cols);
 
 // Returns the fp32 elements for a step of a parameter of this shape: gradients
