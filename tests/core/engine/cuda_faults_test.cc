@@ -43,6 +43,7 @@ using cuda::CuResult;
 using cuda_training::Form;
 using cuda_training::HostsStream;
 using cuda_training::MakePlan;
+using cuda_training::MuonForm;
 using testing::ResetWithKernels;
 using testing::fake_cuda::Alive;
 using testing::fake_cuda::AliveText;
@@ -268,19 +269,27 @@ class Trainings {
     const std::string text(status.message());
     EXPECT_NE(status.code(), StatusCode::kDeadlineExceeded) << text;
     if (fault.result == CuResult::kOutOfMemory) {
-      if (form_.world_size == 1) {
+      // Another cuBLAS may start, so that an error has all that were tried.
+      if (form_.world_size == 1 && fault.symbol != "cublasLtCreate") {
         EXPECT_EQ(status.code(), StatusCode::kResourceExhausted) << text;
       }
       return;
     }
-    const size_t end = text.find(fault.loses ? ": CUDA_ERROR_ILLEGAL_ADDRESS"
-                                             : ": CUDA_ERROR_UNKNOWN");
+    // cuBLAS has errors of its own, those of the driver's included.
+    constexpr std::string_view kOfCublas = ": CUBLAS_STATUS_EXECUTION_FAILED";
+    const bool of_cublas = text.find(kOfCublas) != std::string::npos;
+    const std::string_view error = of_cublas ? kOfCublas
+                                   : fault.loses
+                                       ? ": CUDA_ERROR_ILLEGAL_ADDRESS"
+                                       : ": CUDA_ERROR_UNKNOWN";
+    const size_t end = text.find(error);
     ASSERT_NE(end, std::string::npos) << text;
     const size_t begin = text.rfind(' ', end) + 1;
     const std::string call = text.substr(begin, end - begin);
-    EXPECT_EQ(call.substr(0, 2), "cu") << text;
+    EXPECT_EQ(call.substr(0, of_cublas ? 8 : 2), of_cublas ? "cublasLt" : "cu")
+        << text;
     EXPECT_GT(call.size(), 5u) << text;
-    if (!fault.loses) {
+    if (!fault.loses && !(of_cublas && fault.symbol == "cuLaunchKernel")) {
       EXPECT_EQ(fault.symbol, call) << text;
     }
   }
@@ -353,6 +362,17 @@ TEST_F(CudaFaultTest, AnErrorOfAnyCallEndsBothRanks) {
   TrainWithEveryFault({.units = 2, .world_size = 2}, 5);
 }
 
+// The calls of cuBLAS are among them.
+TEST_F(CudaFaultTest, AnErrorOfAnyCallIsAnErrorOfATrainingWithMuon) {
+  TrainWithEveryFault(MuonForm(), 3);
+}
+
+TEST_F(CudaFaultTest, AnErrorOfAnyCallEndsBothRanksOfATrainingWithMuon) {
+  Form form = MuonForm();
+  form.world_size = 2;
+  TrainWithEveryFault(form, 2);
+}
+
 // Engines on one device share its context, its kernels and its memory pool.
 // What fails in one is no error of the other, and both use right values.
 TEST_F(CudaFaultTest, AnErrorLeavesOtherEnginesOfTheDeviceAlone) {
@@ -404,8 +424,8 @@ TEST_F(CudaFaultTest, AnErrorLeavesOtherEnginesOfTheDeviceAlone) {
 
 // The driver tells of what happened on the device at a later call.
 TEST_F(CudaFaultTest, AnyOperationMayLoseTheDevice) {
-  for (const bool hosts_stream : {false, true}) {
-    const Trainings trainings({.hosts_stream = hosts_stream});
+  for (const Form& form : {Form{}, Form{.hosts_stream = true}, MuonForm()}) {
+    const Trainings trainings(form);
     int failed = 0;
     for (uint64_t number = 1;; ++number) {
       Fault fault = {"", number, CuResult::kIllegalAddress, true};

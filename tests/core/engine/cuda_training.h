@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/base/strings.h"
@@ -34,7 +35,15 @@ struct Form {
   // enqueued.
   bool hosts_stream = false;
   int64_t elements_per_unit = 4000;
+  std::string optimizer = "adamw";
+  // Those of each unit, instead of its equal tensors.
+  std::vector<std::vector<int64_t>> shapes = {};
 };
+
+// A training with Muon, of a wide and a tall matrix.
+inline Form MuonForm() {
+  return {.optimizer = "muon?ns_steps=2", .shapes = {{20, 25}, {25, 20}}};
+}
 
 inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
   UnitTraining training;
@@ -42,12 +51,17 @@ inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
   for (int u = 0; u < form.units; ++u) {
     const ModuleId block =
         *training.model->AddModule(kRootModule, StrCat("block", u), "Block");
-    for (int t = 0; t < form.tensors_per_unit; ++t) {
-      EXPECT_OK(training.model->AddParam(
-          block, StrCat("weight", t), DType::kF32,
-          {form.elements_per_unit / form.tensors_per_unit}));
+    auto shapes = form.shapes;
+    if (shapes.empty()) {
+      shapes.assign(static_cast<size_t>(form.tensors_per_unit),
+                    {form.elements_per_unit / form.tensors_per_unit});
+    }
+    for (size_t t = 0; t < shapes.size(); ++t) {
+      EXPECT_OK(training.model->AddParam(block, StrCat("weight", t),
+                                         DType::kF32, shapes[t]));
     }
   }
+  training.optimizer = form.optimizer;
   training.wrap = "class?names=Block";
   training.plan.world_size = form.world_size;
   training.plan.stage = form.stage;

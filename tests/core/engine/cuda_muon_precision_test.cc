@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How precise Muon's products are on the device cuda, over the fakes of the
+// driver and of cuBLASLt: each matmul_precision beside Newton-Schulz in double,
+// and bf16 beside what torch does in bf16.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/engine/engine.h"
+#include "kernels/formula/muon.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/engine/cuda_training.h"
+#include "tests/core/engine/training.h"
+#include "tests/fake_cuda/fake_cuda_fixture.h"
+#include "tests/kernels/formula/newton_schulz_reference.h"
+
+namespace shard::cuda_muon_precision_test {
+namespace {
+
+using cuda_training::Form;
+using cuda_training::MakeEngine;
+using cuda_training::MakePlan;
+using cuda_training::OpenLocal;
+using cuda_training::ReadParam;
+
+using CudaMuonPrecisionTest = testing::FakeCudaTest;
+
+// A step makes the parameter the orthogonal matrix of the gradient: the
+// parameter was 0, and there are no momentum, no decay and no other factor.
+constexpr char kPlain[] = "muon?lr=1&weight_decay=0&momentum=0&nesterov=0";
+
+// Returns what an engine makes of a gradient.
+DoubleMatrix Orthogonalized(const DoubleMatrix& gradient, int precision) {
+  const Form form = {
+      .optimizer =
+          StrCat(kPlain, "&matmul_precision=", Muon::kPrecisions[precision]),
+      .shapes = {{static_cast<int64_t>(gradient.rows),
+                  static_cast<int64_t>(gradient.cols)}}};
+  const auto engine = MakeEngine(MakePlan(form), OpenLocal());
+  EXPECT_OK(engine);
+  std::vector<float> values(gradient.values.size());
+  EXPECT_OK(
+      (*engine)->SetParam(0, values.data(), values.size() * sizeof(values[0])));
+  EXPECT_OK((*engine)->BroadcastParams(0));
+  EXPECT_OK((*engine)->UnitAcquire(0, Pass::kBackward, 0));
+  EXPECT_OK((*engine)->UnitAcquire(1, Pass::kBackward, 0));
+  const auto grad = (*engine)->Grad(0);
+  EXPECT_OK(grad);
+  EXPECT_OK((*engine)->Synchronize(0));
+  for (size_t i = 0; i < values.size(); ++i) {
+    static_cast<float*>(grad->data)[i] = static_cast<float>(gradient.values[i]);
+  }
+  for (const int32_t unit : {1, 0}) {
+    EXPECT_OK((*engine)->MarkUnitGradsReady(unit));
+    EXPECT_OK((*engine)->UnitRelease(unit));
+  }
+  EXPECT_OK((*engine)->Step(StepOptions(), nullptr));
+  const auto param = ReadParam(engine->get());
+  EXPECT_OK(param);
+  DoubleMatrix made = MatrixOf(param->data(), gradient.rows, gradient.cols);
+  const double adjustment =
+      Muon::AdjustmentOf(Muon::kOriginal, form.shapes[0][0], form.shapes[0][1]);
+  for (double& value : made.values) value /= -adjustment;
+  return made;
+}
+
+DoubleMatrix InBF16(DoubleMatrix matrix) {
+  for (double& value : matrix.values) {
+    const auto word = std::bit_cast<uint32_t>(static_cast<float>(value));
+    value =
+        std::bit_cast<float>((word + 0x7FFF + (word >> 16 & 1)) >> 16 << 16);
+  }
+  return matrix;
+}
+
+// What torch.optim.Muon does: each matrix is rounded to bf16, the gradient and
+// its norm included.
+DoubleMatrix AsTorch(const DoubleMatrix& gradient, int steps, double eps) {
+  DoubleMatrix x = InBF16(gradient);
+  const bool tall = x.rows > x.cols;
+  if (tall) x = Transposed(x);
+  double squares = 0;
+  for (const double value : x.values) squares += value * value;
+  const double norm = InBF16({1, 1, {std::sqrt(squares)}}).values[0];
+  for (double& value : x.values) value /= std::max(norm, eps);
+  x = InBF16(std::move(x));
+  for (int step = 0; step < steps; ++step) {
+    const DoubleMatrix gram = InBF16(Product(1, x, Transposed(x), 0, {}));
+    const DoubleMatrix update =
+        InBF16(Product(Muon::kQuintic, gram, gram, Muon::kCubic, gram));
+    x = InBF16(Product(1, update, x, Muon::kLinear, x));
+  }
+  return tall ? Transposed(x) : x;
+}
+
+double Distance(const DoubleMatrix& a, const DoubleMatrix& b) {
+  double squares = 0;
+  for (size_t i = 0; i < a.values.size(); ++i) {
+    squares += (a.values[i] - b.values[i]) * (a.values[i] - b.values[i]);
+  }
+  return std::sqrt(squares);
+}
+
+DoubleMatrix GradientOf(size_t rows, size_t cols) {
+  DoubleMatrix gradient{rows, cols, std::vector<double>(rows * cols)};
+  for (size_t i = 0; i < gradient.values.size(); ++i) {
+    const auto index = static_cast<int64_t>(i);
+    gradient.values[i] = GradientValue(1, static_cast<int>(cols), index) *
+                         std::sin(static_cast<double>(index * index % 1009));
+    gradient.values[i] = static_cast<float>(gradient.values[i]);
+  }
+  return gradient;
+}
+
+constexpr std::array<std::pair<size_t, size_t>, 6> kShapes = {
+    {{1, 40}, {32, 32}, {48, 80}, {80, 48}, {64, 64}, {20, 300}}};
+
+TEST_F(CudaMuonPrecisionTest, EachPrecisionIsAsPreciseAsItsProducts) {
+  // Of the matrices' elements: those of fp32, of TF32 and of bf16 have 24, 11
+  // and 8 bits, and five steps add their roundings up.
+  constexpr double kMost[] = {1e-5, 2e-2, 1e-1};
+  constexpr double kLeast[] = {0, 1e-5, 1e-4};
+  for (const auto& [rows, cols] : kShapes) {
+    const DoubleMatrix gradient = GradientOf(rows, cols);
+    const DoubleMatrix expected = NewtonSchulzReference(gradient, 5, 1e-7);
+    const double size = std::sqrt(static_cast<double>(std::min(rows, cols)));
+    for (int p = 0; p < Muon::kNumPrecisions; ++p) {
+      SCOPED_TRACE(StrCat(rows, " x ", cols, ", ", Muon::kPrecisions[p]));
+      const double error =
+          Distance(Orthogonalized(gradient, p), expected) / size;
+      EXPECT_LT(error, kMost[p]);
+      EXPECT_GT(error, kLeast[p]);
+    }
+  }
+}
+
+TEST_F(CudaMuonPrecisionTest, BF16IsNoWorseThanTorch) {
+  for (const auto& [rows, cols] : kShapes) {
+    // One singular value, whose rounding is chance.
+    if (rows == 1) continue;
+    SCOPED_TRACE(StrCat(rows, " x ", cols));
+    const DoubleMatrix gradient = GradientOf(rows, cols);
+    const DoubleMatrix expected = NewtonSchulzReference(gradient, 5, 1e-7);
+    const double of_torch = Distance(AsTorch(gradient, 5, 1e-7), expected);
+    const double error =
+        Distance(Orthogonalized(gradient, Muon::kMedium), expected);
+    EXPECT_LE(error, 1.05 * of_torch);
+  }
+}
+
+}  // namespace
+}  // namespace shard::cuda_muon_precision_test

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Engines with Muon on the device cuda, over the fakes of the driver and of
+// cuBLASLt: what a step launches and calls, what ranks share, and a cuBLAS that
+// does not start. cuda_muon_precision_test compares what steps compute, and
+// cuda_faults_test makes each of their calls fail.
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/engine/engine.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/engine/cuda_training.h"
+#include "tests/core/engine/thread_ranks.h"
+#include "tests/fake_cuda/fake_cuda_fixture.h"
+
+namespace shard::cuda_muon_test {
+namespace {
+
+using cuda_training::Form;
+using cuda_training::HostsStream;
+using cuda_training::MakeEngine;
+using cuda_training::MakePlan;
+using cuda_training::OpenLocal;
+using cuda_training::TrainOneStep;
+using testing::FakeCuda;
+using testing::FakeCudaTest;
+using testing::fake_cuda::Count;
+using testing::fake_cuda::CountSince;
+using testing::fake_cuda::FailCall;
+using testing::fake_cuda::RunAll;
+using FakeCounters = testing::fake_cuda::Counters;
+using Shapes = std::vector<std::vector<int64_t>>;
+using Launches = std::map<std::string, uint64_t>;
+
+// Returns `count` matrices of 8 x 8, of which 20 have room in the workspace
+// that a CPU's batch of 16 needs.
+constexpr size_t kAtOnce = 20;
+Shapes Small(size_t count) { return Shapes(count, std::vector<int64_t>{8, 8}); }
+
+// The launches of a step's update.
+Launches UpdateOf(const FakeCounters& counters) {
+  Launches launches = counters.launches;
+  launches.erase("shard_add_to_norm");
+  launches.erase("shard_finish_norm");
+  return launches;
+}
+
+Launches LaunchesOf(uint64_t batches, uint64_t ns_steps) {
+  return {{"shard_muon_momentum", batches},
+          {"shard_sum_squares", batches},
+          {"shard_muon_normalize", batches},
+          {"shard_muon_apply", batches},
+          {"cublasLtMatmul", 3 * ns_steps * batches}};
+}
+
+// ---- What a step costs ------------------------------------------------------
+
+// An engine that trains.
+struct Training {
+  Training(const Shapes& shapes, const std::string& optimizer, int units = 1,
+           int stage = 1) {
+    const Form form = {.units = units,
+                       .stage = stage,
+                       .optimizer = optimizer,
+                       .shapes = shapes};
+    auto made = MakeEngine(MakePlan(form), OpenLocal());
+    EXPECT_OK(made);
+    engine = *std::move(made);
+    EXPECT_OK(engine->SetStream(stream.get()));
+    EXPECT_OK(cuda_training::Fill(engine.get()));
+  }
+
+  // Makes a step as a host that does not wait, and returns what it did.
+  FakeCounters Step() {
+    // Then each wait of the host is one query.
+    RunAll();
+    const FakeCounters before = Count();
+    for (auto unit = static_cast<int32_t>(engine->plan().units().size());
+         unit-- > 0;) {
+      EXPECT_OK(engine->UnitAcquire(unit, Pass::kBackward, 0));
+      EXPECT_OK(engine->MarkUnitGradsReady(unit));
+      EXPECT_OK(engine->UnitRelease(unit));
+    }
+    EXPECT_OK(engine->Step(cuda_training::Clipped(), nullptr));
+    return CountSince(before);
+  }
+  ~Training() { EXPECT_OK(engine->Synchronize(0)); }
+
+  HostsStream stream;
+  std::unique_ptr<Engine> engine;
+};
+
+TEST(MuonStepTest, ABatchIsFourKernelsAndThreeProductsForEachNsStep) {
+  for (const size_t count : {size_t{1}, size_t{2}, kAtOnce}) {
+    for (const int ns_steps : {1, 5}) {
+      SCOPED_TRACE(StrCat(count, " matrices, ", ns_steps, " steps"));
+      const FakeCuda fake;
+      Training training(Small(count), StrCat("muon?ns_steps=", ns_steps));
+      EXPECT_EQ(UpdateOf(training.Step()),
+                LaunchesOf(1, static_cast<uint64_t>(ns_steps)));
+    }
+  }
+}
+
+TEST(MuonStepTest, EachShapeAndEachWorkspaceFullIsABatch) {
+  for (const auto& [shapes, batches] :
+       {std::pair{Small(kAtOnce + 1), 2}, std::pair{Small(2 * kAtOnce + 1), 3},
+        std::pair{Shapes{{8, 16}, {16, 8}, {8, 16}}, 2},
+        // Large ones are stepped one by one.
+        std::pair{Shapes{{70, 90}, {70, 90}}, 2}}) {
+    SCOPED_TRACE(StrCat(shapes.size(), " matrices"));
+    const FakeCuda fake;
+    Training training(shapes, "muon");
+    EXPECT_EQ(UpdateOf(training.Step()),
+              LaunchesOf(static_cast<uint64_t>(batches), 5));
+  }
+}
+
+// Nothing is made, chosen, allocated or freed, and nothing drains the device.
+TEST(MuonStepTest, ASteadyStepOnlyLaunches) {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const int units : {1, 3}) {
+      SCOPED_TRACE(StrCat("stage ", stage, ", ", units, " units"));
+      const FakeCuda fake;
+      Training training({{8, 16}, {40, 30}, {8, 16}}, "muon", units, stage);
+      for (int step = 0; step < 4; ++step) training.Step();
+      for (int step = 0; step < 3; ++step) {
+        const auto alive = testing::fake_cuda::CountAlive();
+        const FakeCounters made = training.Step();
+        EXPECT_EQ(UpdateOf(made), LaunchesOf(2 * uint64_t(units), 5));
+        for (const auto& [symbol, count] : made.calls) {
+          EXPECT_TRUE(!symbol.starts_with("cublas") ||
+                      symbol == "cublasLtMatmul")
+              << symbol;
+          for (const char* word : {"Alloc", "Create", "Load", "Free", "Destroy",
+                                   "Unload", "Trim", "Retain", "Release"}) {
+            EXPECT_EQ(symbol.find(word), std::string::npos) << symbol;
+          }
+        }
+        EXPECT_EQ(testing::fake_cuda::CountAlive(), alive);
+        EXPECT_EQ(made.waits_of_host, 0u);
+        EXPECT_EQ(made.pageable_copies, 0u);
+      }
+    }
+  }
+}
+
+TEST(MuonStepTest, HyperparametersHoldFromTheNextStepOn) {
+  const FakeCuda fake;
+  Training training({{12, 20}}, "muon");
+  EXPECT_EQ(UpdateOf(training.Step()), LaunchesOf(1, 5));
+  for (const int ns_steps : {2, 7}) {
+    ASSERT_OK(training.engine->SetHyper(0, "ns_steps", ns_steps));
+    EXPECT_EQ(UpdateOf(training.Step()),
+              LaunchesOf(1, static_cast<uint64_t>(ns_steps)));
+  }
+}
+
+// ---- Ranks ------------------------------------------------------------------
+
+using MuonRanksTest = FakeCudaTest;
+
+// Returns the launches of a step of all ranks.
+Launches StepOfRanks(Form form, int world_size) {
+  form.world_size = world_size;
+  const auto plan = MakePlan(form);
+  const FakeCounters before = Count();
+  RunThreadRanks(world_size, [&](const auto& comm) {
+    const auto engine = MakeEngine(plan, comm);
+    EXPECT_OK(engine);
+    EXPECT_OK(cuda_training::Fill(engine->get()));
+    EXPECT_OK(TrainOneStep(engine->get(), 1));
+    EXPECT_OK((*engine)->Synchronize(0));
+  });
+  return UpdateOf(CountSince(before));
+}
+
+TEST_F(MuonRanksTest, EachMatrixIsMadeOrthogonalOnce) {
+  for (const int stage : {1, 2, 3}) {
+    SCOPED_TRACE(StrCat("stage ", stage));
+    // Each is a batch of its own.
+    const Form form = {
+        .stage = stage,
+        .optimizer = "muon",
+        .shapes = {{8, 9}, {9, 8}, {40, 33}, {12, 12}, {33, 40}, {5, 60}}};
+    EXPECT_EQ(StepOfRanks(form, 1)["cublasLtMatmul"], 6 * 15u);
+    EXPECT_EQ(StepOfRanks(form, 2)["cublasLtMatmul"], 6 * 15u);
+  }
+}
+
+TEST_F(MuonRanksTest, ABatchOfManyRanksIsOneOfEach) {
+  for (const int stage : {1, 2, 3}) {
+    SCOPED_TRACE(StrCat("stage ", stage));
+    const Form form = {
+        .stage = stage, .optimizer = "muon", .shapes = Small(16)};
+    EXPECT_EQ(StepOfRanks(form, 1)["cublasLtMatmul"], 15u);
+    EXPECT_EQ(StepOfRanks(form, 2)["cublasLtMatmul"], 2 * 15u);
+  }
+}
+
+// A cuBLAS that does not start is what one that is missing is: the test's
+// loader finds no other.
+TEST_F(MuonRanksTest, ACublasThatDoesNotStartIsTheErrorOfAllRanks) {
+  const auto plan =
+      MakePlan({.world_size = 2, .optimizer = "muon", .shapes = Small(4)});
+  for (const int failures : {1, 2}) {
+    SCOPED_TRACE(StrCat(failures, " failures"));
+    for (int call = 1; call <= failures; ++call) {
+      FailCall("cublasLtCreate", static_cast<uint64_t>(call),
+               cuda::CuResult::kUnknown);
+    }
+    RunThreadRanks(2, [&](const auto& comm) {
+      ExpectError(MakeEngine(plan, comm), StatusCode::kBackendUnavailable,
+                  {"no usable cuBLAS: libcublasLt.so.13 13.8: cublasLtCreate: "
+                   "CUBLAS_STATUS_EXECUTION_FAILED (13); ",
+                   "libcublasLt.so.12: ", "; install cuBLAS of CUDA 12 or 13"});
+    });
+  }
+  RunThreadRanks(2,
+                 [&](const auto& comm) { EXPECT_OK(MakeEngine(plan, comm)); });
+}
+
+TEST_F(MuonRanksTest, OtherOptimizersNeedNoCublas) {
+  FailCall("cublasLtCreate", 1, cuda::CuResult::kUnknown);
+  EXPECT_OK(MakeEngine(MakePlan({}), OpenLocal()));
+  testing::fake_cuda::ClearFailures();
+}
+
+}  // namespace
+}  // namespace shard::cuda_muon_test
