@@ -21,7 +21,7 @@ namespace {
 
 const std::map<std::string, void (*)(const Options&, Report*)> kParts = {
     {"load", Load},           {"bits", Bits},         {"staged", Staged},
-    {"bandwidth", Bandwidth}, {"overhead", Overhead},
+    {"bandwidth", Bandwidth}, {"overhead", Overhead}, {"muon", MuonSteps},
 };
 
 int Main(int argc, char** argv) {

@@ -12,7 +12,8 @@ fail() {
 
 folder="$TEST_TMPDIR/folder"
 mkdir "$folder"
-cp tools/gpu_check tests/gpu_check/gpu_check_part api/libshard.so.0 \
+cp tools/gpu_check tests/gpu_check/gpu_check_part \
+  tests/gpu_check/libgpu_check_blas.so api/libshard.so.0 \
   api/libshard_cuda.so "$folder"
 export LD_LIBRARY_PATH="$PWD/tests/fake_cuda"
 export SHARD_FAKE_CUDA_STRICT=1
@@ -24,11 +25,14 @@ check() {
 }
 
 check || fail "$(<"$TEST_TMPDIR/out")"
-for part in load bits staged bandwidth overhead torch sanitizer; do
+for part in load bits staged bandwidth overhead muon torch sanitizer; do
   grep -qE "^$part +passed" "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"
 done
 # Every optimizer that GPUs have in five combinations of dtypes, and more.
 grep -qE "^bits +passed +16[0-9] of 16[0-9] checks" "$TEST_TMPDIR/out" ||
+  fail "$(<"$TEST_TMPDIR/out")"
+# Muon's three precisions are as near to the CPU's as they are to be.
+grep -qE "^muon +passed +3 of 3 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 python3 - "$TEST_TMPDIR/result.json" <<'END' || fail "the JSON"
 import json, sys
@@ -36,7 +40,7 @@ found = json.load(open(sys.argv[1]))
 assert found["device"].startswith("Fake GPU"), found["device"]
 parts = found["parts"]
 assert list(parts) == ["load", "bits", "staged", "bandwidth", "overhead",
-                       "torch", "sanitizer"], parts
+                       "muon", "torch", "sanitizer"], parts
 assert all(not part["wrong"] and part["results"] for part in parts.values())
 assert any(result["check"] == "copy" and result["value"] > 0
            for result in parts["bandwidth"]["results"])
@@ -47,11 +51,15 @@ cat >"$folder/gpu_check_part" <<'END'
 #!/bin/sh
 echo '{"part": "bandwidth", "check": "adamw f32, 1 tensor", "value": 10, "unit": "ms"}'
 echo '{"part": "bandwidth", "check": "a target", "ok": true}'
+muon="muon medium, 12 blocks of GPT-2"
+echo '{"part": "bandwidth", "check": "'"$muon"'", "value": 4, "unit": "ms"}'
 END
 mkdir "$TEST_TMPDIR/torch"
 cat >"$TEST_TMPDIR/torch/torch.py" <<'END'
 import json
 print(json.dumps({"check": "torch fused adamw f32, 1 tensor", "value": 9,
+                  "unit": "ms"}))
+print(json.dumps({"check": "torch muon medium, 12 blocks of GPT-2", "value": 6,
                   "unit": "ms"}))
 raise ImportError("is a fake")
 END
@@ -59,7 +67,20 @@ PYTHONPATH="$TEST_TMPDIR/torch" check --part bandwidth --part torch &&
   fail "torch is faster"
 grep -q "FAILED adamw f32, 1 tensor is 1.0 times as fast as torch's: 0.900 times" \
   "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"
+grep -qE "torch over muon medium, 12 blocks of GPT-2 +1.500 x" \
+  "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"
 cp tests/gpu_check/gpu_check_part "$folder"
+
+# Muon is left out where there is no cuBLAS: here are files that do not load.
+mkdir "$TEST_TMPDIR/driver"
+cp tests/fake_cuda/libcuda.so.1 "$TEST_TMPDIR/driver"
+for major in 12 13; do
+  head -c 4096 /dev/zero >"$TEST_TMPDIR/driver/libcublasLt.so.$major"
+done
+LD_LIBRARY_PATH="$TEST_TMPDIR/driver" check --part muon ||
+  fail "$(<"$TEST_TMPDIR/out")"
+grep -q "muon: not run: .*libcublasLt.so.12: " "$TEST_TMPDIR/out" ||
+  fail "$(<"$TEST_TMPDIR/out")"
 
 # Of a device that is not there the error says so, whatever the part.
 check --part load --part bandwidth --device cuda:7 && fail "there is no cuda:7"

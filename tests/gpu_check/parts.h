@@ -33,6 +33,9 @@ void Staged(const Options& options, Report* report);
 void Bandwidth(const Options& options, Report* report);
 // The host's time for a step.
 void Overhead(const Options& options, Report* report);
+// Muon: how far its parameters are from the CPU's, and its steps' time beside
+// that of their products.
+void MuonSteps(const Options& options, Report* report);
 
 }  // namespace shard::gpu_check
 

@@ -1,110 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parts that measure. Times are those of the host around work that has
-// ended, of which there are many times more than a microsecond.
+// The parts that measure steps of single elements.
 
-#include <algorithm>
-#include <chrono>
-#include <optional>
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "shard/shard.hpp"
 #include "tests/gpu_check/gpu.h"
 #include "tests/gpu_check/parts.h"
+#include "tests/gpu_check/stepper.h"
 #include "tests/gpu_check/training.h"
 
 namespace shard::gpu_check {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-// One rank's training of equal tensors, all gradients ready.
-class Stepper {
- public:
-  struct Form {
-    std::string optimizer = "adamw?lr=0.001";
-    DType dtype = DType::f32;
-    Masters masters = Masters::by_default;
-    int tensors = 1;
-    bool units = false;  // Each tensor is one.
-    StepOptions step = {};
-  };
-
-  Stepper(const Form& form, std::int64_t elements, const std::string& device)
-      : form_(form), comm_(Comm::open("local:")) {
-    Model model = Model::create("Net");
-    for (int t = 0; t < form.tensors; ++t) {
-      const ModuleId block =
-          model.add_module(root_module, "block" + std::to_string(t), "Block");
-      model.add_param(block, "weight", form.dtype, {elements / form.tensors});
-    }
-    engine_.emplace(Engine::create(
-        Plan::create(model, {.world_size = 1,
-                             .optimizer = form.optimizer,
-                             .masters = form.masters,
-                             .wrap = form.units ? "class?names=Block" : ""}),
-        comm_, {.device = device}));
-    gpu_.emplace(engine_->device().ordinal);
-    engine_->set_stream(gpu_->stream());
-    engine_->broadcast_params();
-    Step();
-    Finish();
-  }
-
-  void Step() {
-    for (const UnitId unit : engine_->plan().units()) {
-      engine_->mark_unit_grads_ready(unit);
-    }
-    engine_->step_without_report(form_.step);
-  }
-  void Finish() {
-    engine_->synchronize();
-    gpu_->Finish();
-  }
-
-  // Returns the seconds of a step, the median of several.
-  double Seconds() {
-    std::vector<double> seconds;
-    for (int i = 0; i < 7; ++i) {
-      constexpr int kSteps = 3;
-      const auto start = Clock::now();
-      for (int s = 0; s < kSteps; ++s) Step();
-      Finish();
-      seconds.push_back(SecondsSince(start) / kSteps);
-    }
-    return Median(seconds);
-  }
-
-  // Returns the host's seconds for a step, while the device keeps up.
-  double HostSeconds() {
-    std::vector<double> seconds;
-    for (int i = 0; i < 50; ++i) {
-      Finish();
-      const auto start = Clock::now();
-      Step();
-      seconds.push_back(SecondsSince(start));
-    }
-    return Median(seconds);
-  }
-
-  std::uint64_t BytesMoved() { return engine_->last_report().bytes_moved; }
-
- private:
-  const Form form_;
-  Comm comm_;
-  std::optional<Gpu> gpu_;
-  std::optional<Engine> engine_;
-};
 
 // Returns the bytes per second that a copy of `bytes` reads and writes.
 double CopyBandwidth(const std::string& device, std::size_t bytes) {
@@ -125,23 +35,6 @@ double CopyBandwidth(const std::string& device, std::size_t bytes) {
   return 2 * static_cast<double>(bytes) / Median(seconds);
 }
 
-// Tells a number, and checks it where there is a target.
-void Tell(const Options& options, const std::string& what, double value,
-          const std::string& unit, double least, double most, Report* report) {
-  report->Number(what, value, unit);
-  if (!options.has_targets) return;
-  const auto text = [&](const char* bound, double number) {
-    return what + " is " + bound + " " + std::to_string(number) + " " + unit;
-  };
-  if (least > 0) {
-    report->Check(text("at least", least), value >= least,
-                  std::to_string(value));
-  }
-  if (most > 0) {
-    report->Check(text("at most", most), value <= most, std::to_string(value));
-  }
-}
-
 }  // namespace
 
 void Bandwidth(const Options& options, Report* report) {
@@ -155,10 +48,11 @@ void Bandwidth(const Options& options, Report* report) {
     Stepper::Form form;
     double least_of_copy = 0;
     double most_of_plain = 0;
+    int tensors = 1;
   };
   const Named forms[] = {
       {"adamw f32, 1 tensor", {}, 0.90},
-      {"adamw f32, 10,000 tensors", {.tensors = 10000}, 0.90},
+      {"adamw f32, 10,000 tensors", {}, 0.90, 0, 10000},
       {"adamw f32, clipped", {.step = {.max_grad_norm = 1}}, 0, 1.35},
       {"adamw bf16 with masters",
        {.dtype = DType::bf16, .masters = Masters::f32},
@@ -172,7 +66,8 @@ void Bandwidth(const Options& options, Report* report) {
   };
   double plain = 0;
   for (const Named& named : forms) {
-    Stepper stepper(named.form, options.elements, options.device);
+    Stepper stepper(named.form, EqualTensors(named.tensors, options.elements),
+                    options.device);
     const double seconds = stepper.Seconds();
     const auto bytes = static_cast<double>(stepper.BytesMoved());
     if (plain == 0) plain = seconds;
@@ -186,8 +81,8 @@ void Bandwidth(const Options& options, Report* report) {
 
 void Overhead(const Options& options, Report* report) {
   const auto measure = [&](int units, const StepOptions& step) {
-    Stepper stepper({.tensors = units, .units = true, .step = step},
-                    units * 1024, options.device);
+    Stepper stepper({.units = true, .step = step},
+                    EqualTensors(units, units * 1024), options.device);
     return stepper.HostSeconds() * 1e6;
   };
   const double one = measure(1, {});

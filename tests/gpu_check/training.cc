@@ -42,20 +42,6 @@ void Append(DType dtype, float value, std::vector<std::byte>* bytes) {
   std::memcpy(bytes->data() + at, &bits, SizeOf(dtype));
 }
 
-std::vector<std::byte> Values(DType dtype, std::uint64_t seed,
-                              std::int64_t numel) {
-  std::vector<std::byte> bytes;
-  for (std::int64_t i = 0; i < numel; ++i) {
-    Append(dtype, ValueOf(seed, i), &bytes);
-  }
-  return bytes;
-}
-
-std::int64_t NumelOf(const Shape& shape) {
-  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1},
-                         std::multiplies<>());
-}
-
 Model ModelOf(const Training& training, std::vector<ParamId>* params) {
   Model model = Model::create("Net");
   for (std::size_t i = 0; i < training.shapes.size(); ++i) {
@@ -160,6 +146,20 @@ class Rank {
 };
 
 }  // namespace
+
+std::vector<std::byte> Values(DType dtype, std::uint64_t seed,
+                              std::int64_t numel) {
+  std::vector<std::byte> bytes;
+  for (std::int64_t i = 0; i < numel; ++i) {
+    Append(dtype, ValueOf(seed, i), &bytes);
+  }
+  return bytes;
+}
+
+std::int64_t NumelOf(const Shape& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1},
+                         std::multiplies<>());
+}
 
 int OrdinalOf(const std::string& device) {
   Model model = Model::create("Net");

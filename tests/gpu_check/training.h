@@ -6,6 +6,7 @@
 #ifndef SHARD_TESTS_GPU_CHECK_TRAINING_H_
 #define SHARD_TESTS_GPU_CHECK_TRAINING_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -38,6 +39,12 @@ struct Training {
 
 // Returns the ordinal of the GPU that a device of an engine names.
 int OrdinalOf(const std::string& device);
+
+std::int64_t NumelOf(const Shape& shape);
+
+// Returns values between -1 and 1 of the type, which `seed` determines.
+std::vector<std::byte> Values(DType dtype, std::uint64_t seed,
+                              std::int64_t numel);
 
 // The bytes of all tensors of the state dict, by key.
 using States = std::map<std::string, std::vector<std::byte>>;
