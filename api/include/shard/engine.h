@@ -73,8 +73,8 @@ typedef struct shard_engine shard_engine;
  * communicator's, or for a bad option; UNIMPLEMENTED for a dtype that cannot be
  * stepped; RESOURCE_EXHAUSTED when there is not enough memory, or when no
  * checkpoint could hold the training state; BACKEND_UNAVAILABLE, naming all
- * libraries that were tried, when muon finds no CBLAS, or saying what is
- * missing, when there is no GPU or no driver for it. */
+ * libraries that were tried, when muon finds no CBLAS, or no cuBLAS on a GPU,
+ * or saying what is missing, when there is no GPU or no driver for it. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_create(
     const shard_plan* plan, shard_comm* comm,
     const shard_engine_options* options, shard_engine** engine) SHARD_NOEXCEPT;
@@ -237,8 +237,9 @@ typedef struct shard_step_report {
  *       shard_engine_synchronize, and final. shard_engine_last_report has the
  *       report, whose seconds_total is the time of the call alone.
  * The same options, gradients and world size give the same bits on one kind of
- * processor (muon: with one BLAS and number of its threads). DESYNC when
- * options differ between ranks; FAILED_PRECONDITION before broadcast_params. */
+ * processor or GPU (muon: with one BLAS and number of its threads, or one
+ * version of cuBLAS). DESYNC when options differ between ranks;
+ * FAILED_PRECONDITION before broadcast_params. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_step(
     shard_engine* engine, const shard_step_options* options,
     shard_step_report* report) SHARD_NOEXCEPT;

@@ -84,6 +84,7 @@ typedef struct shard_plan_options {
    *   lamb         lr beta1 beta2 eps weight_decay
    *   adafactor    lr beta2_decay eps1 eps2 d weight_decay
    *   muon         lr weight_decay momentum nesterov ns_steps eps adjust_lr_fn
+   *                matmul_precision
    * for example
    *   "adamw?lr=3e-4&beta1=0.9&beta2=0.95&eps=1e-8&weight_decay=0.1"
    *   "sgd?lr=0.1&momentum=0.9&nesterov=1"
@@ -96,9 +97,13 @@ typedef struct shard_plan_options {
    * states=f32|bf16|q8 is the type in which exp_avg and its like are stored; q8
    * is 8 bits and a scale per 256 elements. lamb, adafactor and muon step whole
    * parameters: each is owned by one rank, in every partition, and all ranks'
-   * shares are as large as the largest. muon steps matrices only, and needs a
-   * CBLAS (SHARD_BLAS_LIBRARY, else the usual names): give vectors, embeddings
-   * and heads a param group of adamw. adjust_lr_fn=original|match_rms_adamw. */
+   * shares are as large as the largest. muon steps matrices only: give vectors,
+   * embeddings and heads a param group of adamw. It needs a CBLAS
+   * (SHARD_BLAS_LIBRARY, else the usual names), and on a GPU cuBLAS of CUDA 12
+   * or 13 instead. adjust_lr_fn=original|match_rms_adamw.
+   * matmul_precision=highest|high|medium is the least precision of its products
+   * on a GPU: fp32, TF32 or bf16, as torch's set_float32_matmul_precision names
+   * them. A processor multiplies in fp32 whatever it is. */
   const char* optimizer;
   /* 1: gradients of bf16 and f16 parameters are kept in fp32. Default: as the
    * parameter. They are summed in fp32 either way. */

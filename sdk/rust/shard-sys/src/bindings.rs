@@ -516,6 +516,7 @@ pub struct shard_plan_options {
     ///   lamb         lr beta1 beta2 eps weight_decay
     ///   adafactor    lr beta2_decay eps1 eps2 d weight_decay
     ///   muon         lr weight_decay momentum nesterov ns_steps eps adjust_lr_fn
+    ///                matmul_precision
     /// for example
     ///   "adamw?lr=3e-4&beta1=0.9&beta2=0.95&eps=1e-8&weight_decay=0.1"
     ///   "sgd?lr=0.1&momentum=0.9&nesterov=1"
@@ -528,9 +529,13 @@ pub struct shard_plan_options {
     /// states=f32|bf16|q8 is the type in which exp_avg and its like are stored; q8
     /// is 8 bits and a scale per 256 elements. lamb, adafactor and muon step whole
     /// parameters: each is owned by one rank, in every partition, and all ranks'
-    /// shares are as large as the largest. muon steps matrices only, and needs a
-    /// CBLAS (SHARD_BLAS_LIBRARY, else the usual names): give vectors, embeddings
-    /// and heads a param group of adamw. adjust_lr_fn=original|match_rms_adamw.
+    /// shares are as large as the largest. muon steps matrices only: give vectors,
+    /// embeddings and heads a param group of adamw. It needs a CBLAS
+    /// (SHARD_BLAS_LIBRARY, else the usual names), and on a GPU cuBLAS of CUDA 12
+    /// or 13 instead. adjust_lr_fn=original|match_rms_adamw.
+    /// matmul_precision=highest|high|medium is the least precision of its products
+    /// on a GPU: fp32, TF32 or bf16, as torch's set_float32_matmul_precision names
+    /// them. A processor multiplies in fp32 whatever it is.
     /// ```
     pub optimizer: *const c_char,
     /// 1: gradients of bf16 and f16 parameters are kept in fp32. Default: as the
@@ -874,8 +879,8 @@ extern "C" {
     /// communicator's, or for a bad option; UNIMPLEMENTED for a dtype that cannot be
     /// stepped; RESOURCE_EXHAUSTED when there is not enough memory, or when no
     /// checkpoint could hold the training state; BACKEND_UNAVAILABLE, naming all
-    /// libraries that were tried, when muon finds no CBLAS, or saying what is
-    /// missing, when there is no GPU or no driver for it.
+    /// libraries that were tried, when muon finds no CBLAS, or no cuBLAS on a GPU, or
+    /// saying what is missing, when there is no GPU or no driver for it.
     #[must_use]
     pub fn shard_engine_create(plan: *const shard_plan, comm: *mut shard_comm, options: *const shard_engine_options, engine: *mut *mut shard_engine) -> *mut shard_error;
 }
@@ -1068,8 +1073,9 @@ extern "C" {
     ///       shard_engine_synchronize, and final. shard_engine_last_report has the
     ///       report, whose seconds_total is the time of the call alone.
     /// The same options, gradients and world size give the same bits on one kind of
-    /// processor (muon: with one BLAS and number of its threads). DESYNC when
-    /// options differ between ranks; FAILED_PRECONDITION before broadcast_params.
+    /// processor or GPU (muon: with one BLAS and number of its threads, or one
+    /// version of cuBLAS). DESYNC when options differ between ranks;
+    /// FAILED_PRECONDITION before broadcast_params.
     /// ```
     #[must_use]
     pub fn shard_engine_step(engine: *mut shard_engine, options: *const shard_step_options, report: *mut shard_step_report) -> *mut shard_error;
