@@ -108,6 +108,15 @@ TEST_F(CudaDeviceTest, AnUnknownUuidListsThoseThatAreThere) {
               {"cuDeviceGetUuid"});
 }
 
+TEST_F(CudaDeviceTest, AWrongOrdinalSaysHowManyThereAre) {
+  ExpectError(OpenDevice("2").status(), StatusCode::kInvalidArgument,
+              {"cuda:2: the driver shows 2 devices, numbered from 0",
+               "CUDA_VISIBLE_DEVICES"});
+  Reset({.devices = 1});
+  ExpectError(OpenDevice("1").status(), StatusCode::kInvalidArgument,
+              {"cuda:1: the driver shows 1 device, "});
+}
+
 TEST_F(CudaDeviceTest, TellsWhereMemoryLies) {
   const auto device = Open();
   const auto other = Open("1");
