@@ -10,11 +10,23 @@ fail() {
   exit 1
 }
 
+# The folder that another machine gets. It is small, and says so if it is not.
 folder="$TEST_TMPDIR/folder"
-mkdir "$folder"
-cp tools/gpu_check tests/gpu_check/gpu_check_part \
-  tests/gpu_check/libgpu_check_blas.so api/libshard.so.0 \
-  api/libshard_cuda.so "$folder"
+python3 -B - "$folder" <<'END' || fail "the folder"
+import importlib.machinery, pathlib, sys
+check = importlib.machinery.SourceFileLoader(
+    "gpu_check", "tools/gpu_check").load_module()
+files = {name: pathlib.Path(path) for name, path in check.FILES.items()}
+folder = pathlib.Path(sys.argv[1])
+check.assemble(folder, files)
+check.MOST_BYTES = 1 << 20
+try:
+    check.assemble(folder, files)
+except SystemExit as error:
+    assert f"at most {1 << 20}" in str(error), error
+else:
+    raise AssertionError("1 MiB is enough")
+END
 export LD_LIBRARY_PATH="$PWD/tests/fake_cuda"
 export SHARD_FAKE_CUDA_STRICT=1
 
@@ -81,6 +93,19 @@ LD_LIBRARY_PATH="$TEST_TMPDIR/driver" check --part muon ||
   fail "$(<"$TEST_TMPDIR/out")"
 grep -q "muon: not run: .*libcublasLt.so.12: " "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
+
+# NCCL and cuBLAS are found where Python's nvidia packages have them.
+mkdir -p "$TEST_TMPDIR/packages/nvidia/nccl/lib" \
+  "$TEST_TMPDIR/packages/nvidia/cu13/lib" "$TEST_TMPDIR/driver_alone"
+cp tests/fake_cuda/libcuda.so.1 "$TEST_TMPDIR/driver_alone"
+cp tests/sdk/cli/fake_libraries/libnccl.so.2 \
+  "$TEST_TMPDIR/packages/nvidia/nccl/lib"
+cp tests/fake_cuda/libcublasLt.so.13 "$TEST_TMPDIR/packages/nvidia/cu13/lib"
+PYTHONPATH="$TEST_TMPDIR/packages" LD_LIBRARY_PATH="$TEST_TMPDIR/driver_alone" \
+  check --part load || fail "$(<"$TEST_TMPDIR/out")"
+for line in "nccl: libnccl.so.2 2.27.3" "cublas: libcublasLt.so.13 13.8"; do
+  grep -q "$line" "$TEST_TMPDIR/out" || fail "$line: $(<"$TEST_TMPDIR/out")"
+done
 
 # Of a device that is not there the error says so, whatever the part.
 check --part load --part bandwidth --device cuda:7 && fail "there is no cuda:7"
