@@ -133,6 +133,7 @@ Counters CountSince(const Counters& before) {
   Counters made;
   made.calls = Difference(after.calls, before.calls);
   made.launches = Difference(after.launches, before.launches);
+  made.blocks = Difference(after.blocks, before.blocks);
   made.to_device = Difference(after.to_device, before.to_device);
   made.to_host = Difference(after.to_host, before.to_host);
   made.on_device = Difference(after.on_device, before.on_device);

@@ -106,6 +106,7 @@ struct Counters {
   // fail count, too.
   std::map<std::string, uint64_t> calls;
   std::map<std::string, uint64_t> launches;        // By kernel.
+  std::map<std::string, uint64_t> blocks;          // Of them all, by kernel.
   Traffic to_device, to_host, on_device, on_host;  // Copies.
   Traffic memsets;
   // Copies from or to memory of the host that is not pinned: a driver may make

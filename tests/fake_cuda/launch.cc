@@ -198,6 +198,7 @@ CuResult cuLaunchKernel(CuFunction function, unsigned grid_x, unsigned grid_y,
   fake->Give(handle, stream, [=, &kernel](Stream* on) {
     const auto operation = fake->scheduler.Enqueue(on, kernel.name, nullptr);
     ++fake->counters.launches[kernel.name];
+    fake->counters.blocks[kernel.name] += grid_x;
     if (CheckLaunch(fake, kernel, args, *operation)) {
       operation->run = [&kernel, args, grid_x, block_x] {
         kernel.run(args.data(), grid_x, block_x);

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -187,6 +188,21 @@ TEST(StepCostTest, DependsOnNoNumberOfTensors) {
   EXPECT_EQ(many.to_host, one.to_host);
   EXPECT_EQ(many.on_device, one.on_device);
   EXPECT_EQ(many.memsets, one.memsets);
+}
+
+// A launch has as many blocks as the device runs at once, which are 2 on each
+// of the fake's 2 multiprocessors, and no more than there is work for.
+TEST(StepCostTest, AGridHasTheSizeOfTheDevice) {
+  for (const auto& [elements, updates, norms] :
+       {std::array<int64_t, 3>{1000, 1, 1}, {4000, 2, 1}, {1000000, 4, 4}}) {
+    SCOPED_TRACE(elements);
+    const FakeCounters counters = CountStep({.elements_per_unit = elements});
+    const std::map<std::string, uint64_t> blocks = {
+        {"shard_add_to_norm", norms},
+        {"shard_finish_norm", 1},
+        {"shard_update_AdamW", updates}};
+    EXPECT_EQ(counters.blocks, blocks);
+  }
 }
 
 TEST(StepCostTest, EachUnitAddsTheSame) {
