@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Hosts of engines on the device cuda, over the fake of its driver: their own
-// work on the stream that they give, graphs that they capture, and memory of
-// the wrong place.
+// work on the stream that they give, graphs that they capture, memory of the
+// wrong place, and memory that they do not touch.
 
 #include <gtest/gtest.h>
 
@@ -17,6 +17,7 @@
 #include "core/engine/engine.h"
 #include "core/state/memory_store.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/base/temp_folder.h"
 #include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/fake_cuda/fake_cuda_fixture.h"
@@ -37,6 +38,7 @@ using testing::FakeCuda;
 using testing::FakeCudaTest;
 using testing::fake_cuda::CountAlive;
 using testing::fake_cuda::FailCall;
+using testing::fake_cuda::Options;
 using testing::fake_cuda::Pause;
 using testing::fake_cuda::Reset;
 using testing::fake_cuda::Resume;
@@ -278,6 +280,66 @@ TEST_F(WrongPlaceTest, MemoryOfTheHostIsNotTheGpus) {
   ExpectError(engine->Bind(0, {.values = {}, .grad = memory}),
               StatusCode::kInvalidArgument, {"bind_param", "cuda:0"});
   EXPECT_OK(TrainOneStep(engine, 1));
+}
+
+// ---- Memory of the GPU ------------------------------------------------------
+
+// Writes a gradient of each parameter as a host does, and steps.
+void TrainWithCopies(Engine* engine, const HostsStream& stream) {
+  const std::vector<float> values(4000, 0.5f);
+  for (auto unit = static_cast<int32_t>(engine->plan().units().size());
+       unit-- > 0;) {
+    ASSERT_OK(engine->UnitAcquire(unit, Pass::kBackward, 0));
+    for (const ParamId param : cuda_training::ParamsOf(engine->plan(), unit)) {
+      const auto grad = engine->Grad(param);
+      ASSERT_OK(grad);
+      CopyOn(stream, grad->data, values.data(), values.size() * sizeof(float));
+    }
+    ASSERT_OK(engine->MarkUnitGradsReady(unit));
+    ASSERT_OK(engine->UnitRelease(unit));
+  }
+  ASSERT_OK(engine->Step(Clipped(), nullptr));
+  ASSERT_OK(engine->Synchronize(0));
+}
+
+// The memory faults where the host reads or writes it, as a GPU's does.
+void UseEngineWithGuard(const Form& form) {
+  Options options;
+  options.guard = true;
+  const FakeCuda fake(options);
+  const testing::TempFolder folder;
+  RunThreadRanks(form.world_size, [&](const auto& comm) {
+    const HostsStream stream;
+    const auto made = MakeEngine(MakePlan(form), comm);
+    ASSERT_OK(made);
+    Engine* const engine = made->get();
+    ASSERT_OK(engine->SetStream(stream.get()));
+    ASSERT_OK(Fill(engine));
+    const std::vector<float> state(4000, 0.25f);
+    ASSERT_OK(engine->SetState(0, "exp_avg", state.data(), state.size()));
+    TrainWithCopies(engine, stream);
+    ASSERT_OK(engine->ZeroGrad());
+    const std::vector<ParamId> params = {0};
+    ASSERT_OK(engine->SetTrainable(params, false, 0));
+    ASSERT_OK(engine->SetTrainable(params, true, 0));
+    ASSERT_OK(engine->Save(folder.path(), SaveOptions()));
+    LoadReport report;
+    ASSERT_OK(engine->Load(folder.path(), LoadOptions(), &report));
+    MemoryStore store;
+    ASSERT_OK(engine->AddLocalState(StateOptions(), &store));
+    ASSERT_OK(engine->LoadState(&store, LoadOptions(), &report));
+    ASSERT_OK(engine->GatherState(
+        StateOptions(), 0, 0,
+        [](const StateEntry&, const std::byte*) { return Status(); }));
+    TrainWithCopies(engine, stream);
+    EXPECT_OK(ReadParam(engine));
+  });
+}
+
+TEST(GuardedMemoryTest, TheHostTouchesNoTensor) {
+  UseEngineWithGuard({.units = 2});
+  UseEngineWithGuard({.units = 2, .world_size = 2});
+  UseEngineWithGuard({.units = 2, .world_size = 2, .stage = 3});
 }
 
 }  // namespace
