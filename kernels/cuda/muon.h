@@ -2,7 +2,7 @@
 //
 // The argument of the kernels around Muon's products: of a batch, which are
 // matrices of one shape. shard_sum_squares of the batch's `tensors` runs
-// between the first two, and the products (core/device/cuda/muon_batches.h)
+// between the first two, and the products (core/device/cuda/muon_batch.h)
 // between the last two. They compute what kernels/cpu/muon_step.h and
 // newton_schulz.h compute, with the same bits but for the norm, whose squares
 // are added in another order.

@@ -110,14 +110,16 @@ void LookForBlas(Section* section) {
         "libflexiblas.so.3", "libcblas.so.3", "libcblas.so", "libblas.so.3",
         "libblas.so"}) {
     if (void* const handle = ::dlopen(name, RTLD_LAZY | RTLD_LOCAL)) {
-      section->Info("blas", std::string(name) + ", for the optimizer muon");
+      section->Info(
+          "blas", std::string(name) + ", for the optimizer muon on processors");
       ::dlclose(handle);
       return;
     }
     tried += std::string(tried.empty() ? "" : ", ") + name;
   }
-  section->Info("blas",
-                "not found; the optimizer muon needs one. Tried: " + tried);
+  section->Info(
+      "blas",
+      "not found; the optimizer muon needs one on processors. Tried: " + tried);
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The images of the fatbin that libshard_cuda.so has: code for each
-// architecture that docs/gpu.md names, and PTX for newer ones.
+// architecture that docs/gpu.md names, and PTX for newer ones; and how the PTX
+// accesses memory.
 
 #include "kernels/cuda/kernels_fatbin.h"
 
@@ -10,8 +11,11 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <sstream>
 #include <string>
 #include <string_view>
+
+#include "kernels/formula/registry.h"
 
 namespace shard::cuda {
 namespace {
@@ -71,15 +75,25 @@ std::map<std::string, std::string_view> ReadImages(std::string_view fatbin) {
   return images;
 }
 
-TEST(KernelsFatbinTest, HasCodeForEachArchitectureAndPtx) {
-  if (shard_fatbin_kernels_fatbin_size == 0) {
-    GTEST_SKIP()
-        << "built without a CUDA toolkit, so there are no kernels; see "
-           "CUDA_PATH in CONTRIBUTING.md";
+class KernelsFatbinTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (shard_fatbin_kernels_fatbin_size == 0) {
+      GTEST_SKIP()
+          << "built without a CUDA toolkit, so there are no kernels; see "
+             "CUDA_PATH in CONTRIBUTING.md";
+    }
   }
-  const auto images =
-      ReadImages({reinterpret_cast<const char*>(shard_fatbin_kernels_fatbin),
-                  static_cast<size_t>(shard_fatbin_kernels_fatbin_size)});
+
+  static std::map<std::string, std::string_view> Images() {
+    return ReadImages(
+        {reinterpret_cast<const char*>(shard_fatbin_kernels_fatbin),
+         static_cast<size_t>(shard_fatbin_kernels_fatbin_size)});
+  }
+};
+
+TEST_F(KernelsFatbinTest, HasCodeForEachArchitectureAndPtx) {
+  const auto images = Images();
   std::string names;
   for (const auto& [name, image] : images) names += name + " ";
   EXPECT_EQ(names, "compute_90 sm_100 sm_120 sm_80 sm_90 ");
@@ -94,6 +108,56 @@ TEST(KernelsFatbinTest, HasCodeForEachArchitectureAndPtx) {
     } else {
       EXPECT_NE(image.find("\n.target sm_90\n"), std::string_view::npos);
     }
+  }
+}
+
+// The loads and stores of 16 bytes in a kernel.
+struct Accesses {
+  int loads = 0;
+  int stores = 0;
+};
+
+std::map<std::string, Accesses> CountAccesses(std::string_view ptx) {
+  std::map<std::string, Accesses> counts;
+  std::string kernel;
+  std::istringstream lines{std::string(ptx)};
+  for (std::string line; std::getline(lines, line);) {
+    constexpr std::string_view kEntry = ".entry ";
+    if (const size_t at = line.find(kEntry); at != std::string::npos) {
+      const size_t begin = at + kEntry.size();
+      kernel = line.substr(begin, line.find('(', begin) - begin);
+    }
+    const size_t four = line.find(".v4.");
+    if (four == std::string::npos || line.substr(four + 5, 2) != "32") continue;
+    counts[kernel].loads += line.find("ld.global") < four ? 1 : 0;
+    counts[kernel].stores += line.find("st.global") < four ? 1 : 0;
+  }
+  return counts;
+}
+
+// A type that lost its alignment would be read and written in smaller pieces.
+TEST_F(KernelsFatbinTest, KernelsAccessSixteenBytesAtOnce) {
+  std::map<std::string, Accesses> counts =
+      CountAccesses(Images()["compute_90"]);
+  int updates = 0;
+  for (const auto& [kernel, count] : counts) {
+    if (!kernel.starts_with("shard_update_")) continue;
+    SCOPED_TRACE(kernel);
+    ++updates;
+    // Two of each tensor: the gradient and the parameter, and the parameter and
+    // its master.
+    EXPECT_GE(count.loads, 4);
+    EXPECT_GE(count.stores, 4);
+  }
+#define SHARD_COUNT(Name) +1
+  EXPECT_EQ(updates, SHARD_ELEMENT_FORMULAS(SHARD_COUNT));
+#undef SHARD_COUNT
+  for (const char* const kernel :
+       {"shard_add_to_norm", "shard_fill", "shard_lamb_moments", "shard_narrow",
+        "shard_sum_gradients", "shard_widen"}) {
+    SCOPED_TRACE(kernel);
+    EXPECT_GE(counts[kernel].loads, 2);
+    EXPECT_GE(counts[kernel].stores, 2);
   }
 }
 

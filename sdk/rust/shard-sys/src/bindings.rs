@@ -879,8 +879,8 @@ extern "C" {
     /// communicator's, or for a bad option; UNIMPLEMENTED for a dtype that cannot be
     /// stepped; RESOURCE_EXHAUSTED when there is not enough memory, or when no
     /// checkpoint could hold the training state; BACKEND_UNAVAILABLE, naming all
-    /// libraries that were tried, when muon finds no CBLAS, or no cuBLAS on a GPU, or
-    /// saying what is missing, when there is no GPU or no driver for it.
+    /// libraries that were tried, when muon finds no CBLAS, or no cuBLAS on a GPU,
+    /// or saying what is missing, when there is no GPU or no driver for it.
     #[must_use]
     pub fn shard_engine_create(plan: *const shard_plan, comm: *mut shard_comm, options: *const shard_engine_options, engine: *mut *mut shard_engine) -> *mut shard_error;
 }
@@ -1140,25 +1140,25 @@ extern "C" {
 }
 
 extern "C" {
-    /// Begins a capture of this engine's work, in a CUDA graph of the host's: call it
-    /// after cudaStreamBeginCapture of the stream of shard_engine_set_stream, in any
-    /// mode. Until shard_engine_capture_end all that the engine enqueues is part of
-    /// that graph and does not run; only shard_engine_zero_grad and one
+    /// Begins a capture of this engine's work, in a CUDA graph of the host's: call
+    /// it after cudaStreamBeginCapture of the stream of shard_engine_set_stream, in
+    /// any mode. Until shard_engine_capture_end all that the engine enqueues is part
+    /// of that graph and does not run; only shard_engine_zero_grad and one
     /// shard_engine_step without a report are allowed. The step's options say what
     /// kind of step is captured; it is not counted. For one rank: UNIMPLEMENTED for
     /// more, and on devices without graphs. FAILED_PRECONDITION while the stream is
-    /// not captured, while a step is begun, units are acquired, gradients are ready or
-    /// parameters are summoned, with missing_grads, and after a replay that nothing
-    /// has waited for. Errors leave the engine as it was. Local, blocks until the
-    /// step before has ended.
+    /// not captured, while a step is begun, units are acquired, gradients are ready
+    /// or parameters are summoned, with missing_grads, and after a replay that
+    /// nothing has waited for. Errors leave the engine as it was. Local, blocks
+    /// until the step before has ended.
     #[must_use]
     pub fn shard_engine_capture_begin(engine: *mut shard_engine) -> *mut shard_error;
 }
 
 extern "C" {
     /// Ends it; call it before cudaStreamEndCapture. FAILED_PRECONDITION without
-    /// shard_engine_capture_begin, and where the host's capture has ended before: what
-    /// was captured is then of no use. Local.
+    /// shard_engine_capture_begin, and where the host's capture has ended before:
+    /// what was captured is then of no use. Local.
     #[must_use]
     pub fn shard_engine_capture_end(engine: *mut shard_engine) -> *mut shard_error;
 }
@@ -1169,9 +1169,9 @@ extern "C" {
     /// graph with a captured step, and launch the graph on the stream of
     /// shard_engine_set_stream before any other call of this engine. The step counts
     /// as one of shard_engine_step without a report, whose bits it has; the call
-    /// first waits for the step before, so shard_engine_loss_scale is exact after it.
-    /// `options` may be NULL. FAILED_PRECONDITION where nothing was captured, where
-    /// memory of the captured step is no longer used (another plan,
+    /// first waits for the step before, so shard_engine_loss_scale is exact after
+    /// it. `options` may be NULL. FAILED_PRECONDITION where nothing was captured,
+    /// where memory of the captured step is no longer used (another plan,
     /// shard_engine_bind_param), and for a step of another kind: with a norm where
     /// none was captured or without one, with another ns_steps of muon, or where
     /// parameters have done different numbers of steps only now. Capture again then,
