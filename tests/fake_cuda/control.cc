@@ -77,6 +77,7 @@ void Reset(const Options& options) {
   fake->pools.clear();
   fake->descriptions.clear();
   fake->failures.clear();
+  fake->library_objects = 0;
   fake->captured = 0;
   fake->graph.clear();
   fake->lost = cuda::CuResult::kSuccess;
