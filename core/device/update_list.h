@@ -78,8 +78,9 @@ struct UpdateRange {
   // are adjacent.
   size_t first_slice;  // In UpdateList::slices.
   size_t num_slices;
-  bool is_tensor;       // The formula is a tensor formula:
-  size_t first_tensor;  // in UpdateList::tensors.
+  bool is_tensor;            // The formula is a tensor formula:
+  size_t first_tensor;       // in UpdateList::tensors.
+  int matmul_precision = 0;  // Of Muon: Muon::kHighest and so on.
 
   // Returns whether random bits or blocks are numbered by the parameter's
   // element, so that slices cannot be updated together.

@@ -131,7 +131,6 @@ struct Muon {
     double eps;
     int ns_steps;
     int adjustment;
-    int precision;
   };
 
   // The same for every step number.
@@ -141,8 +140,7 @@ struct Muon {
             -h[kLr],
             h[kEps],
             static_cast<int>(h[kNsSteps]),
-            static_cast<int>(h[kAdjustLrFn]),
-            static_cast<int>(h[kMatmulPrecision])};
+            static_cast<int>(h[kAdjustLrFn])};
   }
 
   // Returns s for a shape.

@@ -121,12 +121,19 @@ StatusOr<std::shared_ptr<Cublas>> Cublas::Start(
 StatusOr<std::shared_ptr<const Cublas>> Cublas::Open(
     std::shared_ptr<Context> context) {
   // One that works with no driver this old is passed over.
+  Status other;
   auto opened = UseFirst(
       kNames, [&](Library library) -> StatusOr<std::shared_ptr<Cublas>> {
         SHARD_ASSIGN_OR_RETURN(CublasLibrary examined,
                                Examine(std::move(library)));
-        return Start(context, std::move(examined));
+        auto started = Start(context, std::move(examined));
+        if (started.status().code() != StatusCode::kBackendUnavailable) {
+          other = started.status();
+        }
+        return started;
       });
+  // Another library would not help, where memory or the GPU is what is missing.
+  if (!opened.ok() && !other.ok()) return other;
   if (!opened.ok()) {
     return Status(
         opened.status().code(),

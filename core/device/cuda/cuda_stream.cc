@@ -16,6 +16,7 @@
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/tile.h"
+#include "kernels/formula/muon.h"
 
 namespace shard::cuda {
 
@@ -198,7 +199,7 @@ void CudaStream::Update(const UpdateList& list, size_t range,
       const uint32_t row = RowOf(list, given, part.muon->run, *step.host);
       if (row == kNotStepped) continue;
       UpdateWithMuon(tensors, *part.muon,
-                     step.host->rows()[row].scalars.as<Muon>());
+                     step.host->rows()[row].scalars.as<Muon>().ns_steps);
     } else if (given.formula == Formula::kLamb) {
       UpdateWithLamb(tensors);
     } else if (given.formula == Formula::kAdafactor) {
@@ -234,19 +235,17 @@ void CudaStream::UpdateWithAdafactor(const AdafactorArgs& args) {
 }
 
 void CudaStream::UpdateWithMuon(const UpdateTensorsArgs& args,
-                                const MuonBatch& batch,
-                                const Muon::Scalars& scalars) {
+                                const MuonBatch& batch, int ns_steps) {
   const uint64_t tiles = args.range.num_tiles;
-  MuonArgs kernel = batch.ArgsFor(args, scalars.precision);
+  MuonArgs kernel = batch.ArgsFor(args);
   Launch("Update", kernels_->muon_momentum(), kernel, tiles);
   Launch("Update", kernels_->sum_squares(), args, args.squares.num_groups);
   Launch("Update", kernels_->muon_normalize(), kernel, tiles);
-  const NewtonSchulz* const products =
-      batch.products[static_cast<size_t>(scalars.precision)].get();
+  const NewtonSchulz* const products = batch.products.get();
   NewtonSchulzMemory at = {batch.memory.x, batch.memory.other,
                            batch.memory.gram, batch.memory.poly,
                            batch.memory.scratch};
-  for (int step = 0; step < scalars.ns_steps; ++step) {
+  for (int step = 0; step < ns_steps; ++step) {
     Submit("Update", [core = core_.get(), products, at] {
       return products->Step(at, core->native());
     });

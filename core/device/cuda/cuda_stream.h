@@ -33,7 +33,6 @@
 #include "core/device/stream.h"
 #include "kernels/cuda/adafactor.h"
 #include "kernels/cuda/update_tensors.h"
-#include "kernels/formula/muon.h"
 
 namespace shard::cuda {
 
@@ -97,9 +96,8 @@ class CudaStream final : public Stream {
   // Launch the kernels that update a range with a tensor formula.
   void UpdateWithLamb(const UpdateTensorsArgs& args);
   void UpdateWithAdafactor(const AdafactorArgs& args);
-  // `scalars` are those of the host's block.
   void UpdateWithMuon(const UpdateTensorsArgs& args, const MuonBatch& batch,
-                      const Muon::Scalars& scalars);
+                      int ns_steps);
   // Launches a kernel.
   template <typename Args>
   void Launch(std::string_view what, const Kernel& kernel, const Args& args,

@@ -48,30 +48,29 @@ std::vector<MatrixRun> MatrixRuns(const UpdateList& list,
   return runs;
 }
 
-StatusOr<MuonProducts::OfBatch> MuonProducts::For(const MatrixBatch& batch) {
+StatusOr<MuonProducts::OfBatch> MuonProducts::For(const MatrixBatch& batch,
+                                                  int precision) {
   if (cublas_ == nullptr) {
     return FailedPrecondition(
-        "muon's products need cuBLAS, which was not "
-        "loaded");
+        "muon's products need cuBLAS, which was not loaded");
   }
-  OfBatch& found =
-      made_[{batch.rows, batch.cols, static_cast<int64_t>(batch.count)}];
-  for (size_t p = 0; p < found.size(); ++p) {
-    if (found[p] != nullptr) continue;
-    SHARD_RETURN_IF_ERROR(
-        context_
-            ->Run([&]() -> Status {
-              SHARD_ASSIGN_OR_RETURN(
-                  NewtonSchulz made,
-                  NewtonSchulz::Make(cublas_, batch, static_cast<int>(p)));
-              found[p] = std::make_shared<const NewtonSchulz>(std::move(made));
-              return Status();
-            })
-            .WithContext(StrCat("muon's products of ", batch.count,
-                                " matrices of ", batch.rows, " x ", batch.cols,
-                                ", matmul_precision=", Muon::kPrecisions[p])));
-    scratch_bytes_ = std::max(scratch_bytes_, found[p]->workspace_bytes());
-  }
+  OfBatch& found = made_[{batch.rows, batch.cols,
+                          static_cast<int64_t>(batch.count), precision}];
+  if (found != nullptr) return found;
+  SHARD_RETURN_IF_ERROR(
+      context_
+          ->Run([&]() -> Status {
+            SHARD_ASSIGN_OR_RETURN(
+                NewtonSchulz made,
+                NewtonSchulz::Make(cublas_, batch, precision));
+            found = std::make_shared<const NewtonSchulz>(std::move(made));
+            return Status();
+          })
+          .WithContext(
+              StrCat("muon's products of ", batch.count, " matrices of ",
+                     batch.rows, " x ", batch.cols,
+                     ", matmul_precision=", Muon::kPrecisions[precision])));
+  scratch_bytes_ = std::max(scratch_bytes_, found->workspace_bytes());
   return found;
 }
 
@@ -83,13 +82,12 @@ MuonMemory::MuonMemory(float* workspace, const MatrixBatch& matrices,
       poly(gram + matrices.count * matrices.small_stride()),
       scratch(scratch) {}
 
-MuonArgs MuonBatch::ArgsFor(const UpdateTensorsArgs& tensors,
-                            int precision) const {
+MuonArgs MuonBatch::ArgsFor(const UpdateTensorsArgs& tensors) const {
   MuonArgs args = {};
   args.tensors = tensors;
   args.directions = reinterpret_cast<float*>(memory.other);
   args.x = memory.x;
-  args.x_dtype = products[static_cast<size_t>(precision)]->dtype();
+  args.x_dtype = products->dtype();
   args.stride = run.matrices.stride();
   for (int i = 0; i < Muon::kNumAdjustments; ++i) {
     args.adjustments[i] =

@@ -45,22 +45,22 @@ std::vector<MatrixRun> MatrixRuns(const UpdateList& list,
 // share.
 class MuonProducts {
  public:
-  // By Muon::Scalars::precision.
-  using OfBatch =
-      std::array<std::shared_ptr<const NewtonSchulz>, Muon::kNumPrecisions>;
+  using OfBatch = std::shared_ptr<const NewtonSchulz>;
 
   MuonProducts(std::shared_ptr<Context> context,
                std::shared_ptr<const Cublas> cublas)
       : context_(std::move(context)), cublas_(std::move(cublas)) {}
 
-  StatusOr<OfBatch> For(const MatrixBatch& batch);
+  // `precision`: UpdateRange::matmul_precision.
+  StatusOr<OfBatch> For(const MatrixBatch& batch, int precision);
   // Returns the bytes that the library needs for the products so far.
   size_t scratch_bytes() const { return scratch_bytes_; }
 
  private:
   const std::shared_ptr<Context> context_;
   const std::shared_ptr<const Cublas> cublas_;
-  std::map<std::array<int64_t, 3>, OfBatch> made_;
+  // By rows, cols, count and precision.
+  std::map<std::array<int64_t, 4>, OfBatch> made_;
   size_t scratch_bytes_ = 0;
 };
 
@@ -82,7 +82,7 @@ struct MuonBatch {
   MuonMemory memory;
 
   // Returns the argument of the kernels.
-  MuonArgs ArgsFor(const UpdateTensorsArgs& tensors, int precision) const;
+  MuonArgs ArgsFor(const UpdateTensorsArgs& tensors) const;
 };
 
 // Returns the row of constants of the matrices that are stepped, or kNotStepped

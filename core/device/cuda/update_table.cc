@@ -177,14 +177,16 @@ Status UpdateTable::AddProducts(const Memory& memory, MuonProducts* products,
                                 const std::vector<Slices>& slices) {
   std::vector<MuonProducts::OfBatch> of_parts(slices.size());
   for (size_t i = 0; i < slices.size(); ++i) {
-    if (list.ranges[slices[i].range].formula != Formula::kMuon) continue;
-    SHARD_ASSIGN_OR_RETURN(of_parts[i], products->For(slices[i].run.matrices));
+    const UpdateRange& range = list.ranges[slices[i].range];
+    if (range.formula != Formula::kMuon) continue;
+    SHARD_ASSIGN_OR_RETURN(of_parts[i], products->For(slices[i].run.matrices,
+                                                      range.matmul_precision));
   }
   SHARD_ASSIGN_OR_RETURN(
       product_scratch_,
       memory.Allocate(products->scratch_bytes(), "the workspace of cuBLAS"));
   for (size_t i = 0; i < slices.size(); ++i) {
-    if (of_parts[i][0] == nullptr) continue;
+    if (of_parts[i] == nullptr) continue;
     const MatrixRun& run = slices[i].run;
     parts_[i].muon = {
         run, of_parts[i],

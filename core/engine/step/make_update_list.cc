@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "core/base/dtype.h"
 #include "core/optim/optimizer.h"
 #include "core/optim/workspace.h"
+#include "kernels/formula/muon.h"
 
 namespace shard {
 
@@ -22,11 +24,15 @@ class ListBuilder {
   ListBuilder(const Plan& plan, int rank, UpdateList* list)
       : plan_(plan), rank_(rank), range_(plan.RangeOf(rank)), list_(*list) {}
 
-  void Add(const EngineBuffer& buffer, Formula formula) {
+  void Add(const EngineBuffer& buffer, const Optimizer& optimizer) {
     const FlatBufferPlan& planned = *buffer.plan;
     const FlatLayout& layout = planned.layout;
     UpdateRange& added = list_.ranges.emplace_back();
-    added.formula = formula;
+    added.formula = optimizer.formula();
+    if (added.formula == Formula::kMuon) {
+      added.matmul_precision =
+          static_cast<int>(optimizer.hypers()[Muon::kMatmulPrecision]);
+    }
     added.group = planned.group;
     added.count = static_cast<size_t>(layout.shard_numel());
     added.param_dtype = planned.dtype;
@@ -142,18 +148,18 @@ class ListBuilder {
 StatusOr<UpdateList> MakeUpdateList(const Plan& plan,
                                     const EngineMemory& memory, int rank,
                                     float* workspace) {
-  std::vector<Formula> formulas;
+  std::vector<Optimizer> optimizers;
   for (const GroupOptions& group : plan.options().groups) {
-    SHARD_ASSIGN_OR_RETURN(const Optimizer optimizer,
+    SHARD_ASSIGN_OR_RETURN(Optimizer optimizer,
                            Optimizer::Parse(group.optimizer));
-    formulas.push_back(optimizer.formula());
+    optimizers.push_back(std::move(optimizer));
   }
   UpdateList list;
   list.workspace = workspace;
   ListBuilder builder(plan, rank, &list);
   for (const EngineBuffer& buffer : memory.buffers()) {
     if (!buffer.plan->trainable) continue;
-    builder.Add(buffer, formulas[static_cast<size_t>(buffer.plan->group)]);
+    builder.Add(buffer, optimizers[static_cast<size_t>(buffer.plan->group)]);
   }
   return list;
 }

@@ -216,12 +216,12 @@ TEST_F(MuonRanksTest, ACublasThatDoesNotStartIsTheErrorOfAllRanks) {
     SCOPED_TRACE(StrCat(failures, " failures"));
     for (int call = 1; call <= failures; ++call) {
       FailCall("cublasLtCreate", static_cast<uint64_t>(call),
-               cuda::CuResult::kUnknown);
+               cuda::CuResult::kNotSupported);
     }
     RunThreadRanks(2, [&](const auto& comm) {
       ExpectError(MakeEngine(plan, comm), StatusCode::kBackendUnavailable,
                   {"no usable cuBLAS: libcublasLt.so.13 13.8: cublasLtCreate: "
-                   "CUBLAS_STATUS_EXECUTION_FAILED (13); ",
+                   "CUBLAS_STATUS_NOT_SUPPORTED (15); ",
                    "libcublasLt.so.12: ", "; install cuBLAS of CUDA 12 or 13"});
     });
   }

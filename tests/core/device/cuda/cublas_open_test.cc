@@ -134,7 +134,7 @@ TEST_F(CublasOpenTest, TheNewestOfTheProcessIsUsed) {
 TEST_F(CublasOpenTest, TheNextNameIsTriedWhereOneDoesNotStart) {
   const Loaded old(kOld);
   const Loaded newest(kNew);
-  FailCall("cublasLtCreate", 1, CuResult::kOutOfMemory);
+  FailCall("cublasLtCreate", 1, CuResult::kNotSupported);
   const auto cublas = Open();
   ASSERT_OK(cublas);
   EXPECT_EQ((*cublas)->name(), "libcublasLt.so.12 12.8");
@@ -144,13 +144,26 @@ TEST_F(CublasOpenTest, AllThatDoNotStartAreNamed) {
   const Loaded old(kOld);
   const Loaded newest(kNew);
   for (const uint64_t call : {1, 2}) {
-    FailCall("cublasLtCreate", call, CuResult::kOutOfMemory);
+    FailCall("cublasLtCreate", call, CuResult::kNotSupported);
   }
   ExpectError(Open(), StatusCode::kBackendUnavailable,
               {"no usable cuBLAS: libcublasLt.so.13 13.8: cublasLtCreate: "
-               "CUBLAS_STATUS_ALLOC_FAILED (3); ",
+               "CUBLAS_STATUS_NOT_SUPPORTED (15); ",
                "libcublasLt.so.12 12.8: cublasLtCreate", "install cuBLAS"});
   EXPECT_OK(Open());
+}
+
+// Another library would not help.
+TEST_F(CublasOpenTest, ALackOfMemoryIsSaid) {
+  const Loaded old(kOld);
+  const Loaded newest(kNew);
+  for (const uint64_t call : {1, 2}) {
+    FailCall("cublasLtCreate", call, CuResult::kOutOfMemory);
+  }
+  const auto cublas = Open();
+  ExpectError(cublas, StatusCode::kResourceExhausted,
+              {"cublasLtCreate: CUBLAS_STATUS_ALLOC_FAILED (3)"});
+  EXPECT_EQ(cublas.status().message().find("install"), std::string::npos);
 }
 
 }  // namespace
