@@ -26,6 +26,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/device/stream.h"
 
@@ -101,9 +102,10 @@ class Device {
                                           std::string_view what) = 0;
   // Returns what is left for Allocate, where that memory is the device's own;
   // kUnimplemented elsewhere. Memory that was freed, and that this process kept
-  // for itself, is given back first. The figure is a snapshot and reserves
-  // nothing.
-  virtual StatusOr<MemoryRoom> FindMemoryRoom() {
+  // for itself, is given back first, once the device has freed it. The figure
+  // is a snapshot and reserves nothing. Errors: kDeadlineExceeded where the
+  // device does not work.
+  virtual StatusOr<MemoryRoom> FindMemoryRoom(const Deadline& /*deadline*/) {
     return Unimplemented(name(), " has no memory of its own");
   }
   // Returns whether the host may read and write the memory of Allocate where it

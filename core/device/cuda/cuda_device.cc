@@ -44,7 +44,9 @@ class CudaDevice final : public Device {
                                   std::string_view what) override {
     return memory_.Allocate(bytes, what);
   }
-  StatusOr<MemoryRoom> FindMemoryRoom() override { return memory_.FindRoom(); }
+  StatusOr<MemoryRoom> FindMemoryRoom(const Deadline& deadline) override {
+    return memory_.FindRoom(deadline);
+  }
   bool IsHostMemory() const override { return false; }
   bool ReachesSharedMemory() const override { return false; }
   StatusOr<DeviceMemory> AllocateHost(size_t bytes,

@@ -13,8 +13,11 @@ namespace shard::cuda {
 
 namespace {
 
-// Seconds that new memory may take to be filled.
+// Seconds that new memory may take to be filled; and the fewest before a device
+// is given up: an event that was recorded just now is not done on an idle one
+// either.
 constexpr double kFillTimeout = 60;
+constexpr double kLeastTimeout = 1;
 
 CuPointer PointerOf(const void* memory) {
   return reinterpret_cast<CuPointer>(memory);
@@ -96,13 +99,26 @@ class Memory::Pool {
   }
 
   // Gives back what the pool keeps of memory that was freed. Pieces that were
-  // freed last are among it only once the host knows that they are free.
-  Status Trim() const {
-    if (pool_ == nullptr) return Status();
+  // freed last are among it only once the host knows that they are free. A
+  // device that does not come to that by `deadline`, and in a second, fills no
+  // new memory either, and is found here, before anything waits for that.
+  Status Trim(const Deadline& deadline) const {
+    const Deadline least = Deadline::After(kLeastTimeout);
+    const Deadline end =
+        deadline.Remaining() < least.Remaining() ? least : deadline;
     SHARD_ASSIGN_OR_RETURN(const CuEvent event, context_->TakeEvent());
-    const auto freed = Await(event);
+    const auto freed = Await(event, end);
     context_->ReturnEvent(event);
     SHARD_RETURN_IF_ERROR(freed.status());
+    if (!*freed) {
+      // The end of the context would wait for the device without a limit.
+      context_->Abandon();
+      return DeadlineExceeded(context_->name(), " did no work within ",
+                              end.seconds(),
+                              " s; look at what else it does (nvidia-smi), or "
+                              "give it a longer timeout");
+    }
+    if (pool_ == nullptr) return Status();
     SHARD_CUDA_CALL(context_->driver(), MemPoolTrimTo, pool_, 0);
     return Status();
   }
@@ -120,12 +136,13 @@ class Memory::Pool {
     return Status();
   }
   // Waits for the stream. Returns whether that was in time.
-  StatusOr<bool> Await(CuEvent event) const {
+  StatusOr<bool> Await(CuEvent event, const Deadline& deadline) const {
     SHARD_CUDA_CALL(context_->driver(), EventRecord, event, stream_);
-    return context_->Await(event, Deadline::After(kFillTimeout), nullptr);
+    return context_->Await(event, deadline, nullptr);
   }
   Status Finish(CuEvent event) const {
-    SHARD_ASSIGN_OR_RETURN(const bool done, Await(event));
+    SHARD_ASSIGN_OR_RETURN(const bool done,
+                           Await(event, Deadline::After(kFillTimeout)));
     if (done) return Status();
     context_->Abandon();
     return DeadlineExceeded(context_->name(), " did not fill new memory in ",
@@ -152,11 +169,11 @@ StatusOr<DeviceMemory> Memory::Allocate(size_t bytes,
   return AllocateFilled(bytes, nullptr, what);
 }
 
-StatusOr<MemoryRoom> Memory::FindRoom() const {
+StatusOr<MemoryRoom> Memory::FindRoom(const Deadline& deadline) const {
   const Context& context = *pool_->context();
   MemoryRoom room;
   SHARD_RETURN_IF_ERROR(context.Run([&] {
-    SHARD_RETURN_IF_ERROR(pool_->Trim());
+    SHARD_RETURN_IF_ERROR(pool_->Trim(deadline));
     size_t free = 0;
     size_t total = 0;
     CuUuid uuid = {};

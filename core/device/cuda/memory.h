@@ -14,6 +14,7 @@
 #include <memory>
 #include <string_view>
 
+#include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/device/cuda/context.h"
 #include "core/device/cuda/pinned_memory.h"
@@ -33,7 +34,7 @@ class Memory {
   }
 
   // As Device::FindMemoryRoom.
-  StatusOr<MemoryRoom> FindRoom() const;
+  StatusOr<MemoryRoom> FindRoom(const Deadline& deadline) const;
 
   // Allocates memory of the device with a copy of the host's `bytes` bytes at
   // `from`.

@@ -3,6 +3,7 @@
 #include "core/engine/step/supported.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <string_view>
 #include <vector>
@@ -61,14 +62,19 @@ Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
   if (device->id().kind == DeviceId::Kind::kCpu) return Status();
   constexpr std::string_view kPhase = "look at the memory of devices";
   using MemoryId = decltype(MemoryRoom::id);
-  auto room = device->FindMemoryRoom();
+  // Half of the time is left to tell the others of a device that does not work.
+  const auto look = [&] {
+    const std::chrono::duration<double> left = deadline.Remaining();
+    return device->FindMemoryRoom(Deadline::After(left.count() / 2));
+  };
+  auto room = look();
   const MemoryId mine = room.ok() ? room->id : MemoryId();
   std::vector<MemoryId> all(static_cast<size_t>(comm->world_size()));
   SHARD_RETURN_IF_ERROR(
       comm->AllGather(kPhase, &mine, sizeof(mine), all.data(), deadline));
   // A process gives back what it keeps of freed memory when it looks, so that
   // only a second look finds what all the others kept.
-  if (room.ok()) room = device->FindMemoryRoom();
+  if (room.ok()) room = look();
   Status local = room.status();
   if (local.ok()) {
     // No rank allocates before all have looked, so each must leave room for the

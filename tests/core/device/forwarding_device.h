@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/device/device.h"
 
@@ -28,8 +29,8 @@ class ForwardingDevice : public Device {
                                   std::string_view what) override {
     return device_->Allocate(bytes, what);
   }
-  StatusOr<MemoryRoom> FindMemoryRoom() override {
-    return device_->FindMemoryRoom();
+  StatusOr<MemoryRoom> FindMemoryRoom(const Deadline& deadline) override {
+    return device_->FindMemoryRoom(deadline);
   }
   bool IsHostMemory() const override { return device_->IsHostMemory(); }
   bool ReachesSharedMemory() const override {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -17,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/deadline.h"
 #include "core/base/strings.h"
 #include "core/device/cuda/cuda_device.h"
 #include "core/device/cuda/driver_api.h"
@@ -42,6 +44,9 @@ using testing::fake_cuda::CountAlive;
 using testing::fake_cuda::CountSince;
 using testing::fake_cuda::FailCall;
 using testing::fake_cuda::Options;
+using testing::fake_cuda::Pause;
+using testing::fake_cuda::Reset;
+using testing::fake_cuda::Resume;
 using FakeCounters = testing::fake_cuda::Counters;
 
 struct Room {
@@ -191,8 +196,8 @@ class KeepingDevice final : public testing::ForwardingDevice {
                 std::atomic<int>* looked)
       : ForwardingDevice(std::move(device)), rank_(rank), looked_(looked) {}
 
-  StatusOr<MemoryRoom> FindMemoryRoom() override {
-    SHARD_ASSIGN_OR_RETURN(MemoryRoom room, device().FindMemoryRoom());
+  StatusOr<MemoryRoom> FindMemoryRoom(const Deadline& deadline) override {
+    SHARD_ASSIGN_OR_RETURN(MemoryRoom room, device().FindMemoryRoom(deadline));
     if (!std::exchange(has_looked_, true)) {
       // The last of two ranks comes late.
       while (*looked_ < rank_) std::this_thread::yield();
@@ -218,6 +223,41 @@ TEST_P(CudaMemoryTest, MemoryThatOtherProcessesKeepIsFree) {
         *cuda::OpenDevice("0"), comm->rank(), &looked);
     EXPECT_OK(Engine::Create(plan, comm, options));
   });
+}
+
+// A rank whose device hangs tells the others why.
+TEST_P(CudaMemoryTest, ADeviceThatDoesNoWorkIsFoundInTime) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    const FakeCuda fake(Room{.memory_pools = GetParam()}.ToOptions());
+    const auto plan = LargePlan(ranks);
+    Pause();
+    RunThreadRanks(
+        ranks,
+        [&](const auto& comm) {
+          const auto begin = std::chrono::steady_clock::now();
+          ExpectError(MakeEngine(plan, comm), StatusCode::kDeadlineExceeded,
+                      {"cuda:0 did no work within ", "nvidia-smi", "timeout"});
+          const std::chrono::duration<double> took =
+              std::chrono::steady_clock::now() - begin;
+          EXPECT_LT(took.count(), 10);
+        },
+        3.0);
+    Resume();
+    EXPECT_OK(MakeLarge());
+    // What was on its way is left alone.
+    Reset();
+  }
+}
+
+// A caller that has no time left learns nothing of the device.
+TEST_P(CudaMemoryTest, AShortDeadlineGivesNoDeviceUp) {
+  const FakeCuda fake(Room{.memory_pools = GetParam()}.ToOptions());
+  const auto device = cuda::OpenDevice("0");
+  ASSERT_OK(device);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_OK((*device)->FindMemoryRoom(Deadline::After(0)));
+  }
 }
 
 // Both plans have their memory until the states have moved.
