@@ -8,8 +8,8 @@
 #include <new>
 #include <utility>
 
-#include "core/base/host_pointer.h"
 #include "core/base/status.h"
+#include "core/device/host_pointer.h"
 #include "shard/shard.h"
 
 struct shard_error {

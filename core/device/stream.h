@@ -158,12 +158,17 @@ class Stream {
   // stream, which may be this one and whose work the host captures as a graph.
   // Meanwhile all streams that gave themselves to it are one: Record returns an
   // event that is done, Wait takes such events alone, and Call and Synchronize
-  // fail. Errors: kFailedPrecondition where the host does not capture, or work
+  // fail; an error of what is captured is that of the stream until EndCapture
+  // alone. Errors: kFailedPrecondition where the host does not capture, or work
   // of this stream is not done; kUnimplemented on devices without graphs.
   virtual Status BeginCapture(Stream* /*host*/) {
     return Unimplemented("this device has no graphs");
   }
   virtual void EndCapture() {}
+  // Returns kFailedPrecondition unless the host captures this stream, its own.
+  virtual Status CheckCaptured() const {
+    return Unimplemented("this device has no graphs");
+  }
 
   // Returns the stream's error, if it has failed by now. Does not block: work
   // that has not run yet may still fail.

@@ -137,7 +137,7 @@ Engine::~Engine() {
   // Transfers in progress are finished first: peers wait for them. In a child
   // of fork no transfer is running.
   if (runtime_ == nullptr || ::getpid() != owner_) return;
-  if (captures_) runtime_->EndCapture();
+  if (steps_.captures()) runtime_->EndCapture();
   runtime_->WaitForStreams(Deadline::After(timeout_));
   checkpoints_.WaitForSave();
 }
@@ -150,7 +150,7 @@ void Engine::SetRuntime(std::unique_ptr<EngineRuntime> runtime) {
 Status Engine::CheckNotCaptured(std::string_view what) const {
   // The error that has ended the group comes first.
   if (!runtime_->units().broken().ok()) return Status();
-  if (captures_) {
+  if (steps_.captures()) {
     return FailedPrecondition(
         what,
         " between capture_begin and capture_end, where zero_grad and step "
@@ -160,7 +160,7 @@ Status Engine::CheckNotCaptured(std::string_view what) const {
 }
 
 Status Engine::CheckEnqueues(std::string_view what) const {
-  if (!captures_) return CheckNotCaptured(what);
+  if (!steps_.captures()) return CheckNotCaptured(what);
   // Work would run that is taken for a part of the graph.
   return host_.get()
       ->BeginCapture(host_.get())
@@ -241,6 +241,8 @@ Status Engine::Bind(ParamId param, const BoundMemory::Tensors& tensors) {
             .WithContext("bind_param"));
   }
   SHARD_RETURN_IF_ERROR(CheckIdleOrFilling("bind_param"));
+  // The graph of a replay may still copy to what was bound.
+  SHARD_RETURN_IF_ERROR(AwaitStep());
   // With overlap, parameters may still be on their way.
   const Deadline deadline = DeadlineOf(0);
   SHARD_RETURN_IF_ERROR(runtime_->queue().Drain(deadline));
@@ -384,7 +386,7 @@ Status Engine::Step(const StatusOr<StepOptions>& options, StepReport* report) {
 
 Status Engine::CaptureBegin() {
   SHARD_RETURN_IF_ERROR(runtime_->units().broken());
-  if (captures_) {
+  if (steps_.captures()) {
     return FailedPrecondition(
         "capture_begin after capture_begin: call capture_end first");
   }
@@ -394,19 +396,17 @@ Status Engine::CaptureBegin() {
   SHARD_RETURN_IF_ERROR(runtime_->Synchronize(deadline));
   SHARD_RETURN_IF_ERROR(runtime_->BeginCapture().WithContext("capture_begin"));
   steps_.SetCaptures(true);
-  captures_ = true;
   return Status();
 }
 
 Status Engine::CaptureEnd() {
-  if (!captures_) {
+  if (!steps_.captures()) {
     return FailedPrecondition(
         "capture_end without capture_begin: call that first");
   }
   const Status active = CheckEnqueues("capture_end");
   runtime_->EndCapture();
   steps_.SetCaptures(false);
-  captures_ = false;
   if (!active.ok()) {
     steps_.ForgetCaptured("the host had ended its capture before capture_end");
   }
@@ -415,7 +415,11 @@ Status Engine::CaptureEnd() {
 
 Status Engine::BeforeReplay(const StatusOr<StepOptions>& options) {
   const Deadline deadline = DeadlineOf(options.ok() ? options->timeout : 0);
-  return steps_.BeforeReplay(options, CheckTraining("before_replay"), deadline);
+  const int64_t next = steps_.counters(deadline).step() + 1;
+  return Observe(comm_->observer(), EventId::kStep, {.step = next}, [&] {
+    return steps_.BeforeReplay(options, CheckTraining("before_replay"),
+                               deadline);
+  });
 }
 
 Status Engine::SetStream(void* native) {

@@ -160,10 +160,10 @@ class Engine {
   // Returns where the tensors lie. Local.
   DeviceId device() const { return device_->id(); }
 
-  // Between these, zero_grad and step are enqueued on the host's stream, which
-  // the host captures as a graph, and do not run. BeforeReplay gives the
-  // captured step the values of the next one; the host then launches the graph
-  // on its stream. For one rank. Local.
+  // Between CaptureBegin and CaptureEnd, zero_grad and step are enqueued on the
+  // host's stream, which the host captures as a graph, and do not run.
+  // BeforeReplay gives the captured step the values of the next one; the host
+  // then launches the graph on its stream. For one rank. Local.
   Status CaptureBegin();
   Status CaptureEnd();
   Status BeforeReplay(const StatusOr<StepOptions>& options);
@@ -291,7 +291,8 @@ class Engine {
   // Returns an error while the host captures its stream as a graph. Checked
   // before anything is enqueued, so that the call can be made again.
   Status CheckNotCaptured(std::string_view what) const;
-  // The same for a call that may be part of a capture of the engine's.
+  // Returns the error of CheckNotCaptured, but for a call that may be part of a
+  // capture of the engine's: one where that capture has ended.
   Status CheckEnqueues(std::string_view what) const;
   // Returns OK outside FILLING and SUMMON_FULL_PARAMS; CheckTraining also
   // checks for captures.
@@ -331,7 +332,6 @@ class Engine {
   std::unique_ptr<EngineRuntime> runtime_;
   FullParamsCoordinator full_params_;
   Checkpoints checkpoints_;
-  bool captures_ = false;
 };
 
 }  // namespace shard

@@ -36,7 +36,7 @@ static struct {
 } * tensors;
 
 // What a fragment uses of CUDA's runtime.
-enum { cudaStreamCaptureModeGlobal };
+enum { cudaStreamCaptureModeThreadLocal };
 static void *exec, *graph, *stream;
 void cudaGraphInstantiate(void** exec, void* graph, int flags);
 void cudaGraphLaunch(void* exec, void* stream);

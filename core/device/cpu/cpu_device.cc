@@ -9,11 +9,11 @@
 #include <string_view>
 #include <utility>
 
-#include "core/base/host_pointer.h"
 #include "core/base/mapping.h"
 #include "core/base/strings.h"
 #include "core/device/cpu/inline_stream.h"
 #include "core/device/cpu/worker_stream.h"
+#include "core/device/host_pointer.h"
 #include "core/device/work_queue/forked.h"
 #include "kernels/cpu/blas.h"
 

@@ -8,7 +8,6 @@
 #include <string>
 #include <utility>
 
-#include "core/base/host_pointer.h"
 #include "core/base/strings.h"
 #include "core/device/cuda/context.h"
 #include "core/device/cuda/cublas.h"
@@ -18,6 +17,7 @@
 #include "core/device/cuda/kernels.h"
 #include "core/device/cuda/memory.h"
 #include "core/device/cuda/update_table.h"
+#include "core/device/host_pointer.h"
 
 namespace shard::cuda {
 

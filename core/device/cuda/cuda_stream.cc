@@ -356,6 +356,10 @@ Status CudaStream::BeginCapture(Stream* host) {
   return core_->context()->Run([&] { return core_->BeginCapture(*to->core_); });
 }
 
+Status CudaStream::CheckCaptured() const {
+  return core_->context()->Run([&] { return core_->CheckCaptured(); });
+}
+
 Status CudaStream::CheckNotCaptured() const {
   if (core_->queue() != nullptr) return Status();
   const Status checked =

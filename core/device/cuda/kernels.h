@@ -58,7 +58,7 @@ class Kernels {
   const Kernel& adafactor_apply(bool random) const {
     return adafactor_apply_[random ? 1 : 0];
   }
-  // Those of kernels/cuda/muon.h.
+  // The kernels of kernels/cuda/muon.h.
   const Kernel& muon_momentum() const { return muon_momentum_; }
   const Kernel& muon_normalize() const { return muon_normalize_; }
   const Kernel& muon_apply(bool random) const {

@@ -35,7 +35,7 @@ std::vector<MatrixRun> MatrixRuns(const UpdateList& list,
       if (!std::equal(own.begin(), own.end(), shape.begin())) break;
     }
     const size_t all = end - begin;
-    const MatrixBatch one = {shape[0], shape[1], 1};
+    const EqualMatrices one = {shape[0], shape[1], 1};
     const size_t most =
         std::max<size_t>(workspace_bytes / one.workspace_bytes(), 1);
     const size_t batches = (all + most - 1) / most;
@@ -48,7 +48,7 @@ std::vector<MatrixRun> MatrixRuns(const UpdateList& list,
   return runs;
 }
 
-StatusOr<MuonProducts::OfBatch> MuonProducts::For(const MatrixBatch& batch,
+StatusOr<MuonProducts::OfBatch> MuonProducts::For(const EqualMatrices& batch,
                                                   int precision) {
   if (cublas_ == nullptr) {
     return FailedPrecondition(
@@ -74,7 +74,7 @@ StatusOr<MuonProducts::OfBatch> MuonProducts::For(const MatrixBatch& batch,
   return found;
 }
 
-MuonMemory::MuonMemory(float* workspace, const MatrixBatch& matrices,
+MuonMemory::MuonMemory(float* workspace, const EqualMatrices& matrices,
                        void* scratch)
     : x(reinterpret_cast<std::byte*>(workspace)),
       other(x + matrices.count * matrices.stride()),

@@ -28,7 +28,7 @@ namespace shard::cuda {
 // The slices [first, first + matrices.count) of a range.
 struct MatrixRun {
   size_t first;
-  MatrixBatch matrices;
+  EqualMatrices matrices;
 };
 
 // Returns the bytes of the list's workspace, as far as Muon uses it.
@@ -52,7 +52,7 @@ class MuonProducts {
       : context_(std::move(context)), cublas_(std::move(cublas)) {}
 
   // `precision`: UpdateRange::matmul_precision.
-  StatusOr<OfBatch> For(const MatrixBatch& batch, int precision);
+  StatusOr<OfBatch> For(const EqualMatrices& batch, int precision);
   // Returns the bytes that the library needs for the products so far.
   size_t scratch_bytes() const { return scratch_bytes_; }
 
@@ -66,7 +66,7 @@ class MuonProducts {
 
 // The memory of a batch at the beginning of the workspace.
 struct MuonMemory {
-  MuonMemory(float* workspace, const MatrixBatch& matrices, void* scratch);
+  MuonMemory(float* workspace, const EqualMatrices& matrices, void* scratch);
 
   // Directions are made in `other`, and x is normalized into `x`.
   std::byte* x;

@@ -19,19 +19,19 @@ size_t BytesOf(int64_t rows, int64_t cols) {
 
 }  // namespace
 
-size_t MatrixBatch::stride() const { return BytesOf(rows, cols); }
+size_t EqualMatrices::stride() const { return BytesOf(rows, cols); }
 
-size_t MatrixBatch::small_stride() const {
+size_t EqualMatrices::small_stride() const {
   const int64_t small = std::min(rows, cols);
   return BytesOf(small, small);
 }
 
-size_t MatrixBatch::workspace_bytes() const {
+size_t EqualMatrices::workspace_bytes() const {
   return 2 * count * (stride() + small_stride());
 }
 
 StatusOr<NewtonSchulz> NewtonSchulz::Make(
-    const std::shared_ptr<const Cublas>& cublas, const MatrixBatch& batch,
+    const std::shared_ptr<const Cublas>& cublas, const EqualMatrices& batch,
     int precision) {
   const bool half = precision == Muon::kMedium;
   const size_t element = half ? 2 : sizeof(float);

@@ -28,7 +28,7 @@ namespace shard::cuda {
 
 // The matrices of a batch: row-major, `stride` bytes apart; and the square ones
 // of the smaller side, `small_stride` bytes apart.
-struct MatrixBatch {
+struct EqualMatrices {
   int64_t rows;
   int64_t cols;
   size_t count;
@@ -37,7 +37,7 @@ struct MatrixBatch {
   size_t small_stride() const;
   // Returns the bytes of all of them in the workspace: two of each.
   size_t workspace_bytes() const;
-  bool operator==(const MatrixBatch&) const = default;
+  bool operator==(const EqualMatrices&) const = default;
 };
 
 // Where the matrices of a batch lie.
@@ -53,7 +53,7 @@ class NewtonSchulz {
  public:
   // REQUIRES, here and for Step: the context is current.
   static StatusOr<NewtonSchulz> Make(
-      const std::shared_ptr<const Cublas>& cublas, const MatrixBatch& batch,
+      const std::shared_ptr<const Cublas>& cublas, const EqualMatrices& batch,
       int precision);
 
   DType dtype() const { return dtype_; }

@@ -110,6 +110,11 @@ void StreamCore::OnError(std::function<void(const Status&)> handler) {
 }
 
 void StreamCore::Fail(const Status& status) {
+  // Nothing has run, and the engine's memory is as it was.
+  if (is_captured()) {
+    if (capture_error_.ok()) capture_error_ = status;
+    return;
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   if (queue_ != nullptr) {
     queue_->Fail(status);
@@ -121,12 +126,14 @@ void StreamCore::Fail(const Status& status) {
 }
 
 Status StreamCore::status() const {
+  if (!capture_error_.ok()) return capture_error_;
   if (queue_ != nullptr) return queue_->status();
   const std::lock_guard<std::mutex> lock(mutex_);
   return error_;
 }
 
 WorkQueue::Turn StreamCore::turn() const {
+  if (!capture_error_.ok()) return WorkQueue::Turn::kNever;
   if (queue_ != nullptr) return queue_->turn();
   const std::lock_guard<std::mutex> lock(mutex_);
   return error_.ok() ? WorkQueue::Turn::kNow : WorkQueue::Turn::kNever;
@@ -134,7 +141,7 @@ WorkQueue::Turn StreamCore::turn() const {
 
 Status StreamCore::CheckNotCaptured() const {
   // Nobody else captures a stream of libshard's.
-  if (queue_ != nullptr || is_captured_) return Status();
+  if (queue_ != nullptr || is_captured()) return Status();
   CuCaptureStatus status = CuCaptureStatus::kNone;
   const CuResult result = context_->api().StreamIsCapturing(native_, &status);
   constexpr std::string_view kRemedy =
@@ -154,28 +161,34 @@ Status StreamCore::CheckNotCaptured() const {
       "the host captures the work of its stream as a CUDA graph", kRemedy);
 }
 
-Status StreamCore::BeginCapture(const StreamCore& host) {
+Status StreamCore::CheckCaptured() const {
   CuCaptureStatus status = CuCaptureStatus::kNone;
-  const CuResult result =
-      context_->api().StreamIsCapturing(host.native_, &status);
+  const CuResult result = context_->api().StreamIsCapturing(native_, &status);
   // What is told of the legacy stream while any other is captured.
   if (result != CuResult::kStreamCaptureImplicit) {
     SHARD_RETURN_IF_ERROR(
         context_->driver()->ToStatus(result, "cuStreamIsCapturing"));
+    if (status == CuCaptureStatus::kActive) return Status();
   }
-  if (status != CuCaptureStatus::kActive) {
-    return FailedPrecondition(
-        "the host's stream is not captured; give the engine a stream with "
-        "set_stream, and begin its capture (cudaStreamBeginCapture) first");
-  }
+  return FailedPrecondition(
+      "the host's stream is not captured; give the engine a stream with "
+      "set_stream, and begin its capture (cudaStreamBeginCapture) first");
+}
+
+Status StreamCore::BeginCapture(const StreamCore& host) {
+  SHARD_RETURN_IF_ERROR(host.CheckCaptured());
   captured_ = host.native_;
-  is_captured_ = true;
   return Status();
+}
+
+void StreamCore::EndCapture() {
+  captured_.reset();
+  capture_error_ = Status();
 }
 
 StatusOr<bool> StreamCore::AwaitAll(const Deadline& deadline,
                                     const std::function<bool()>& stop) {
-  if (is_captured_) {
+  if (is_captured()) {
     return FailedPrecondition(
         "captured work does not run, so nothing can wait for it; call "
         "capture_end first");

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string_view>
 
 #include "core/base/deadline.h"
@@ -46,7 +47,7 @@ class StreamCore {
   Context* context() const { return context_.get(); }
   std::string_view name() const { return name_; }
   // Where work goes: during a capture, to the host's stream.
-  CuStream native() const { return is_captured_ ? captured_ : native_; }
+  CuStream native() const { return captured_.value_or(native_); }
   // Null for the host's stream. REQUIRES: the stream has not ended.
   WorkQueue* queue() const { return queue_.get(); }
   // Returns whether this is a child of fork, in which CUDA may not be used.
@@ -71,11 +72,14 @@ class StreamCore {
   void set_last(std::string_view what) { last_ = what; }
   std::string_view last() const { return last_; }
 
-  // As Stream's. `host` is the host's stream. REQUIRES: the context is current,
-  // here and below.
+  // As Stream's. `host` is the host's stream. An error of captured work is that
+  // of the capture alone, until its end. REQUIRES: the context is current, here
+  // and below.
   Status BeginCapture(const StreamCore& host);
-  void EndCapture() { is_captured_ = false; }
-  bool is_captured() const { return is_captured_; }
+  void EndCapture();
+  bool is_captured() const { return captured_.has_value(); }
+  // Returns kFailedPrecondition unless the host captures this stream, its own.
+  Status CheckCaptured() const;
 
   // Returns kFailedPrecondition while the host captures the stream: an event in
   // a capture would draw the streams that wait for it into the host's graph.
@@ -97,9 +101,9 @@ class StreamCore {
   const std::string_view name_;
   const pid_t owner_;
   CuStream native_ = nullptr;
-  // Between BeginCapture and EndCapture.
-  bool is_captured_ = false;
-  CuStream captured_ = nullptr;
+  // The host's stream, between BeginCapture and EndCapture.
+  std::optional<CuStream> captured_;
+  Status capture_error_;
   // An event may be the first that a stream is given.
   std::string_view last_ = "record an event";
   // Held while an error is set, and while the queue is taken away.

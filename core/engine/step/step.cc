@@ -92,6 +92,7 @@ Status Stepper::Run(const StepInput& input, bool meets,
   }
   Stopwatch updating(&report->seconds_update);
   latch_.Download(deps_.compute);
+  if (captures_) latch_.DownloadMark(deps_.compute);
   // A skipped step has changed nothing, where that is known by now.
   const bool skipped = deps_.compute->IsInline() && latch_.host_block().skipped;
   if (deps_.overlap && !skipped) {
@@ -224,6 +225,7 @@ void Stepper::Latch(const StepInput& input, const Deadline& deadline) {
 
 StepForm Stepper::LatchReplay(const StepInput& input) {
   latch_.Latch(input);
+  latch_.Mark();
   return FormOf(input);
 }
 
@@ -251,8 +253,11 @@ std::string StepForm::DifferenceTo(const StepForm& other) const {
     return StrCat("it has ", norm(other), ", and this step ", norm(*this));
   }
   if (by_param != other.by_param || num_rows != other.num_rows) {
-    return StrCat("its parameters had done ", other.num_rows,
-                  " different numbers of steps by group, and have ", num_rows);
+    const auto steps = [](const StepForm& form) {
+      return form.by_param ? "steps of different numbers" : "one step";
+    };
+    return StrCat("its parameters did ", steps(other), ", and do ",
+                  steps(*this), " now");
   }
   for (size_t g = 0; g < ns_steps.size(); ++g) {
     if (g < other.ns_steps.size() && ns_steps[g] == other.ns_steps[g]) continue;

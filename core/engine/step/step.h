@@ -130,6 +130,10 @@ class Stepper {
   StepForm LatchReplay(const StepInput& input);
   // Makes `finished` the event that ends the last step.
   void SetFinished(Event finished) { finished_ = std::move(finished); }
+  // Returns whether the step that was captured has run since LatchReplay.
+  bool HasReplayed() const { return !latch_.IsMarked(); }
+  // What Run enqueues is part of a graph from now on, or is not.
+  void SetCaptures(bool captures) { captures_ = captures; }
   // Returns the form of the step that was latched last, with this input.
   StepForm FormOf(const StepInput& input) const;
 
@@ -185,6 +189,7 @@ class Stepper {
 
   // The step on its way.
   bool begun_ = false;
+  bool captures_ = false;
   Event latched_;  // After it, kernels may read the block.
   Deadline latch_deadline_ = Deadline::After(0);
   Deadline meeting_deadline_ = Deadline::After(0);

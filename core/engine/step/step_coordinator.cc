@@ -146,12 +146,29 @@ Status StepCoordinator::CheckCapture(const Deadline& deadline) const {
         "each step; create the engine without it");
   }
   SHARD_RETURN_IF_ERROR(CheckBetweenSteps("capture_begin"));
+  if (!deps_.comm->direct()) {
+    return Unimplemented(
+        "capture_begin with a communicator of direct=0, whose transfers are "
+        "no part of a graph; leave direct=0 out");
+  }
+  if (runtime_->units().states().declares()) {
+    return FailedPrecondition(
+        "capture_begin on an engine whose units or gradients were marked: in a "
+        "graph nothing tells that gradients are ready; capture on an engine "
+        "without unit_acquire and mark_..._ready");
+  }
   if (pending_ && replays_) {
     return FailedPrecondition(
         "capture_begin after a replay that nothing has waited for; call "
         "synchronize before the capture of the stream begins");
   }
   return TakeResult(deadline);
+}
+
+void StepCoordinator::SetCaptures(bool captures) {
+  captures_ = captures;
+  has_captured_ = false;
+  runtime_->stepper().SetCaptures(captures);
 }
 
 Status StepCoordinator::CheckStep(const StatusOr<StepOptions>& given,
@@ -172,7 +189,14 @@ Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
         "step with a report between capture_begin and capture_end, where "
         "nothing runs; leave the report out");
   }
+  if (has_captured_) {
+    return FailedPrecondition(
+        "a second step between capture_begin and capture_end; capture each in "
+        "a graph of its own");
+  }
   SHARD_RETURN_IF_ERROR(CheckStep(given, known));
+  has_captured_ = true;
+  ForgetCaptured("the capture of another step has failed since");
   int32_t leader = 0;
   Units& units = runtime_->units();
   SHARD_RETURN_IF_ERROR(
@@ -185,9 +209,10 @@ Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
   const Status ran =
       runtime_->stepper().Run(input, units.SomeAreAsync(),
                               units.EnqueueRest(deadline), deadline, &dropped);
-  if (!ran.ok()) return units.Fail(ran);
   units.FinishStep();
   (void)runtime_->bound_copies().TakeBytes();
+  // Nothing has run, so this ends nothing.
+  if (!ran.ok()) return ran;
   captured_ = runtime_->stepper().FormOf(input);
   return Status();
 }
@@ -197,6 +222,7 @@ Status StepCoordinator::BeforeReplay(const StatusOr<StepOptions>& given,
                                      const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(TakeResult(deadline));
   SHARD_RETURN_IF_ERROR(CheckStep(given, known));
+  SHARD_RETURN_IF_ERROR(CheckNotBegun("before_replay"));
   if (!captured_) {
     return FailedPrecondition("before_replay: ", not_captured_,
                               "; capture the step again");
@@ -212,6 +238,7 @@ Status StepCoordinator::BeforeReplay(const StatusOr<StepOptions>& given,
       agreement_.Agree(*given, leader, deadline, &report.active));
   const StepForm form = runtime_->stepper().LatchReplay(input);
   units.FinishStep();
+  (void)runtime_->bound_copies().TakeBytes();
   if (const std::string difference = form.DifferenceTo(*captured_);
       !difference.empty()) {
     return FailedPrecondition(
@@ -225,10 +252,10 @@ Status StepCoordinator::BeforeReplay(const StatusOr<StepOptions>& given,
   return Status();
 }
 
-void StepCoordinator::ForgetCaptured(std::string_view what) {
+void StepCoordinator::ForgetCaptured(std::string_view reason) {
   if (!captured_) return;
   captured_.reset();
-  not_captured_ = what;
+  not_captured_ = reason;
 }
 
 StatusOr<StepReport> StepCoordinator::LastReport(
@@ -248,10 +275,7 @@ Status StepCoordinator::EnterAndRun(const StatusOr<StepOptions>& given,
     local = CheckSameStep(options, *begun_);
     options = *begun_;
   }
-  if (local.ok()) local = known;
-  if (local.ok()) local = CheckStepOptions(options, agreement_.setting());
-  if (local.ok()) local = deps_.counters->CheckStepCount();
-  if (local.ok()) local = runtime_->units().CheckStep();
+  if (local.ok()) local = CheckStep(options, known);
   const Proposal proposal = agreement_.ProposalFor(Activity::kStep, options);
   int32_t leader = 0;
   {
@@ -345,6 +369,8 @@ Status StepCoordinator::Await(const Deadline& deadline) const {
     // It may have ended just after the deadline.
     finished = stepper.AwaitResult(deadline, &taken);
   }
+  // The host has not launched the graph yet.
+  if (finished.ok() && replays_ && !stepper.HasReplayed()) return Status();
   pending_.reset();
   replays_ = false;
   if (!finished.ok()) return runtime_->units().Fail(finished);
@@ -365,8 +391,16 @@ Status StepCoordinator::Await(const Deadline& deadline) const {
 }
 
 Status StepCoordinator::TakeResult(const Deadline& deadline) const {
-  const Status finished = Await(deadline);
-  return finished.ok() ? finished : runtime_->units().Fail(finished);
+  if (pending_ && replays_) {
+    SHARD_RETURN_IF_ERROR(runtime_->host().CheckNotCaptured());
+  }
+  if (const Status finished = Await(deadline); !finished.ok()) {
+    return runtime_->units().Fail(finished);
+  }
+  // Of a graph that the host did not launch.
+  pending_.reset();
+  replays_ = false;
+  return Status();
 }
 
 Counters& StepCoordinator::counters(const Deadline& deadline) const {

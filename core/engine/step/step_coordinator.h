@@ -70,11 +70,13 @@ class StepCoordinator {
   // and SetCaptures(false) one step is enqueued, and not counted. BeforeReplay
   // gives that step new values, and counts it once it has run.
   Status CheckCapture(const Deadline& deadline) const;
-  void SetCaptures(bool captures) { captures_ = captures; }
+  void SetCaptures(bool captures);
+  bool captures() const { return captures_; }
   Status BeforeReplay(const StatusOr<StepOptions>& given, const Status& known,
                       const Deadline& deadline);
-  // The captured step uses what is there no more, because of `what`.
-  void ForgetCaptured(std::string_view what);
+  // Refuses replays from now on, because of `reason`: the captured step uses
+  // memory that is not used any more.
+  void ForgetCaptured(std::string_view reason);
 
   // Waits for the last step, if nothing has waited for it yet, and counts it.
   // Returns its error, which is final; kDeadlineExceeded of a step that goes on
@@ -93,7 +95,7 @@ class StepCoordinator {
   // Enqueues the step of a capture.
   Status CaptureStep(const StatusOr<StepOptions>& given, const Status& known,
                      const Deadline& deadline, const StepReport* report);
-  // Checks options of a step as EnterAndRun.
+  // Returns the error of a step that this rank alone knows.
   Status CheckStep(const StatusOr<StepOptions>& given,
                    const Status& known) const;
   // Acts as Await, with errors that are final: for the rank's own step, and
@@ -122,6 +124,7 @@ class StepCoordinator {
   mutable std::optional<StepReport> last_report_;
   bool returns_early_ = false;
   bool captures_ = false;
+  bool has_captured_ = false;  // A step, since SetCaptures(true).
   // The form of the step that was captured last.
   std::optional<StepForm> captured_;
   // Why there is none.

@@ -7,6 +7,8 @@
 #include <limits>
 #include <new>
 
+#include "core/base/rounding.h"
+
 namespace shard {
 
 namespace {
@@ -34,7 +36,9 @@ StatusOr<StepLatch> StepLatch::Create(const Plan& plan, Device* device) {
   const size_t rows = std::max(trainable, latch.positions_.size());
   const size_t rows_at = sizeof(StepBlock);
   const size_t param_rows_at = rows_at + rows * sizeof(StepRow);
-  const size_t bytes = param_rows_at + plan.NumStored() * sizeof(uint32_t);
+  latch.mark_at_ = RoundUp(param_rows_at + plan.NumStored() * sizeof(uint32_t),
+                           sizeof(uint64_t));
+  const size_t bytes = latch.mark_at_ + sizeof(uint64_t);
   SHARD_ASSIGN_OR_RETURN(latch.memory_,
                          device->AllocateHost(bytes, "values of a step"));
   latch.copies_ = !device->IsHostMemory();
@@ -84,8 +88,8 @@ Event StepLatch::Upload(Stream* stream) const {
   const size_t rows_end = offset(rows_ + made_rows_);
   if (host_block().has_param_rows()) {
     const size_t begin = offset(param_rows_);
-    stream->Fill({{to, from, rows_end},
-                  {to + begin, from + begin, memory_.size() - begin}});
+    stream->Fill(
+        {{to, from, rows_end}, {to + begin, from + begin, mark_at_ - begin}});
   } else {
     stream->Copy(to, from, rows_end);
   }
@@ -97,6 +101,12 @@ void StepLatch::Download(Stream* stream) const {
   constexpr size_t kResults = offsetof(StepBlock, largest);
   stream->Copy(memory_.data() + kResults, device_memory_.data() + kResults,
                sizeof(StepBlock) - kResults);
+}
+
+void StepLatch::DownloadMark(Stream* stream) const {
+  if (!copies_) return;
+  stream->Copy(memory_.data() + mark_at_, device_memory_.data() + mark_at_,
+               sizeof(uint64_t));
 }
 
 void StepLatch::MakeRows(const StepInput& input) {

@@ -66,6 +66,13 @@ class StepLatch {
   Event Upload(Stream* stream) const;
   void Download(Stream* stream) const;
 
+  // For a step in a graph: Mark marks the host's block, and what DownloadMark
+  // gives a stream takes the mark away. So IsMarked tells whether the graph has
+  // run since.
+  void Mark() { *mark() = 1; }
+  bool IsMarked() const { return *mark() != 0; }
+  void DownloadMark(Stream* stream) const;
+
   const StepBlock& host_block() const {
     return *reinterpret_cast<const StepBlock*>(memory_.data());
   }
@@ -82,7 +89,13 @@ class StepLatch {
   void MakeRows(const StepInput& input);
   void MakeRowsByStep(const StepInput& input);
 
+  // Behind the block, the rows and their indices. The device's is always 0.
+  uint64_t* mark() const {
+    return reinterpret_cast<uint64_t*>(memory_.data() + mark_at_);
+  }
+
   uint64_t seed_ = 0;
+  size_t mark_at_ = 0;
   // The positions of the trainable parameters, by group.
   std::vector<std::vector<uint32_t>> positions_;
   // The block, its rows, and the row of each parameter.

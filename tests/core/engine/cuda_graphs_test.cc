@@ -16,6 +16,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/device/cuda/cuda_device.h"
 #include "core/device/cuda/driver.h"
 #include "core/device/cuda/driver_api.h"
 #include "core/engine/engine.h"
@@ -36,6 +37,7 @@ using testing::FakeCudaTest;
 using testing::fake_cuda::Count;
 using testing::fake_cuda::Counters;
 using testing::fake_cuda::CountSince;
+using testing::fake_cuda::FailCall;
 using testing::fake_cuda::LaunchCaptured;
 using testing::fake_cuda::NumCaptured;
 using testing::fake_cuda::SetCaptured;
@@ -113,6 +115,11 @@ class Host {
 
   Status Replay(const StepOptions& options) {
     SHARD_RETURN_IF_ERROR(engine_->BeforeReplay(options));
+    // The step is not taken for one that has run, which a host may ask for now
+    // to scale its loss.
+    const int64_t before = engine_->step();
+    EXPECT_GT(engine_->loss_scale(), 0);
+    EXPECT_EQ(engine_->step(), before);
     LaunchCaptured(stream_.get());
     return Status();
   }
@@ -411,6 +418,129 @@ TEST_F(GraphTest, ACaptureDoesNotWaitForAReplay) {
               {"capture_begin", "synchronize"});
   ASSERT_OK(host.engine()->Synchronize(0));
   EXPECT_OK(host.Capture(Clipped()));
+}
+
+// A launch may fail, and the host steps without the graph.
+TEST_F(GraphTest, AReplayThatIsNotLaunchedDoesNotCount) {
+  std::vector<float> expected;
+  for (const bool forgets : {false, true}) {
+    Host host("adamw");
+    if (forgets) ASSERT_OK(host.Capture(Clipped()));
+    for (int step = 1; step <= 3; ++step) {
+      host.CopyGrads(step, true);
+      if (forgets) {
+        ASSERT_OK(host.engine()->BeforeReplay(Clipped()));
+        ASSERT_OK(host.engine()->BeforeReplay(Clipped()));
+      }
+      ASSERT_OK(host.engine()->Step(Clipped(), nullptr));
+      EXPECT_EQ(host.engine()->step(), step);
+    }
+    if (forgets) {
+      EXPECT_EQ(host.Params(), expected);
+    } else {
+      expected = host.Params();
+    }
+  }
+}
+
+// The host captures something of its own while a replay is on its way.
+TEST_F(GraphTest, CallsDuringACaptureAfterAReplayEndNothing) {
+  Host host("adamw");
+  Engine* const engine = host.engine();
+  ASSERT_OK(host.Capture(Clipped()));
+  host.CopyGrads(1, true);
+  ASSERT_OK(host.Replay(Clipped()));
+  SetCaptured(host.stream().get());
+  for (const Status& status :
+       {engine->Step(Clipped(), nullptr), engine->BeginStep(StepOptions()),
+        engine->BeforeReplay(Clipped()), engine->ZeroGrad()}) {
+    ExpectError(status, StatusCode::kFailedPrecondition, {"captures"});
+  }
+  SetCaptured(nullptr);
+  host.CopyGrads(2, true);
+  ASSERT_OK(engine->Step(Clipped(), nullptr));
+  EXPECT_EQ(engine->step(), 2);
+}
+
+// As by another thread that allocates memory.
+TEST_F(GraphTest, ACaptureThatBecomesInvalidEndsNothing) {
+  Host host("adamw");
+  Engine* const engine = host.engine();
+  for (const std::string& call :
+       {std::string("cuLaunchKernel"), std::string("cuMemcpyAsync")}) {
+    SetCaptured(host.stream().get());
+    ASSERT_OK(engine->CaptureBegin());
+    FailCall(call, 1, cuda::CuResult::kStreamCaptureUnsupported);
+    ExpectError(engine->Step(Clipped(), nullptr),
+                StatusCode::kFailedPrecondition, {call});
+    ExpectError(engine->ZeroGrad(), StatusCode::kFailedPrecondition, {call});
+    EXPECT_OK(engine->CaptureEnd());
+    SetCaptured(nullptr);
+    ExpectError(engine->BeforeReplay(Clipped()),
+                StatusCode::kFailedPrecondition, {"capture the step again"});
+    ASSERT_OK(host.Capture(Clipped()));
+    host.CopyGrads(1, true);
+    ASSERT_OK(host.Replay(Clipped()));
+    ASSERT_OK(engine->AwaitStep());
+  }
+  EXPECT_EQ(engine->step(), 2);
+}
+
+TEST_F(GraphTest, OneStepIsCaptured) {
+  Host host("adamw");
+  SetCaptured(host.stream().get());
+  ASSERT_OK(host.engine()->CaptureBegin());
+  ASSERT_OK(host.engine()->Step(Clipped(), nullptr));
+  ExpectError(host.engine()->Step(Clipped(), nullptr),
+              StatusCode::kFailedPrecondition, {"a second step"});
+  ASSERT_OK(host.engine()->CaptureEnd());
+  SetCaptured(nullptr);
+  host.CopyGrads(1, true);
+  EXPECT_OK(host.Replay(Clipped()));
+}
+
+TEST_F(GraphTest, AStepThatIsBegunIsNotReplayed) {
+  const HostsStream stream;
+  EngineOptions options;
+  options.opened_device = *cuda::OpenDevice("0");
+  const auto engine = Engine::Create(MakePlan("adamw"), OpenLocal(), options);
+  ASSERT_OK(engine);
+  ASSERT_OK((*engine)->SetStream(stream.get()));
+  ASSERT_OK(Fill(engine->get()));
+  SetCaptured(stream.get());
+  ASSERT_OK((*engine)->CaptureBegin());
+  ASSERT_OK((*engine)->Step(StepOptions(), nullptr));
+  ASSERT_OK((*engine)->CaptureEnd());
+  SetCaptured(nullptr);
+  ASSERT_OK((*engine)->BeginStep(StepOptions()));
+  ExpectError((*engine)->BeforeReplay(StepOptions()),
+              StatusCode::kFailedPrecondition, {"before_replay", "begin_step"});
+  ASSERT_OK((*engine)->Step(StepOptions(), nullptr));
+  EXPECT_EQ((*engine)->step(), 1);
+}
+
+// In a graph nobody marks gradients.
+TEST_F(GraphTest, AnEngineWhoseGradientsAreMarkedHasNoGraphs) {
+  Host host("adamw");
+  host.CopyGrads(1, true);
+  ASSERT_OK(host.engine()->MarkUnitGradsReady(0));
+  ASSERT_OK(host.engine()->Step(Clipped(), nullptr));
+  ExpectError(host.Capture(Clipped()), StatusCode::kFailedPrecondition,
+              {"capture_begin", "marked"});
+}
+
+TEST_F(GraphTest, ACommunicatorThatIsNotDirectHasNoGraphs) {
+  CommOptions options;
+  options.rank = 0;
+  options.world_size = 1;
+  const auto comm = OpenCommunicator("threads:1?name=graphs&direct=0", options);
+  ASSERT_OK(comm);
+  const auto engine =
+      cuda_training::MakeEngine(cuda_training::MakePlan({}), *comm);
+  ASSERT_OK(engine);
+  ASSERT_OK(Fill(engine->get()));
+  ExpectError((*engine)->CaptureBegin(), StatusCode::kUnimplemented,
+              {"direct=0"});
 }
 
 TEST_F(GraphTest, SeveralRanksHaveNoGraphs) {

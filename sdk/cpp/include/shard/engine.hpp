@@ -254,9 +254,9 @@ class Engine {
   void set_stream(void* stream) {
     detail::check(shard_engine_set_stream(use(), stream));
   }
-  // Between these, zero_grad and one step_without_report become part of the
-  // CUDA graph that the host captures on the stream of set_stream. For one
-  // rank. Local.
+  // Between capture_begin and capture_end, zero_grad and one
+  // step_without_report become part of the CUDA graph that the host captures on
+  // the stream of set_stream. For one rank. Local.
   void capture_begin() { detail::check(shard_engine_capture_begin(use())); }
   void capture_end() { detail::check(shard_engine_capture_end(use())); }
   // Gives the captured step the values of the next one: before each launch of

@@ -147,7 +147,8 @@ impl Engine {
     /// # Safety
     ///
     /// The graph is launched only after [`before_replay`](Engine::before_replay), on that
-    /// stream, before any other call of the engine, and not after the engine is dropped.
+    /// stream, before another step, and neither after another step was captured nor
+    /// after the engine is dropped.
     pub unsafe fn capture_begin(&mut self) -> Result<()> {
         self.call(|engine| unsafe { sys::shard_engine_capture_begin(engine) })
     }

@@ -412,12 +412,12 @@ TEST_F(CublasTest, MatricesThatProductsCannotHaveAreNoCrash) {
 // ---- Batches ----------------------------------------------------------------
 
 // A list of one range of matrices, of shapes that are adjacent where equal.
-UpdateList ListOf(const std::vector<MatrixBatch>& batches) {
+UpdateList ListOf(const std::vector<EqualMatrices>& batches) {
   UpdateList list;
   UpdateRange& range = list.ranges.emplace_back();
   range.formula = Formula::kMuon;
   range.is_tensor = true;
-  for (const MatrixBatch& batch : batches) {
+  for (const EqualMatrices& batch : batches) {
     for (size_t i = 0; i < batch.count; ++i) {
       const auto numel = static_cast<size_t>(batch.rows * batch.cols);
       list.slices.push_back(
@@ -435,7 +435,7 @@ UpdateList ListOf(const std::vector<MatrixBatch>& batches) {
 
 // Fails unless each matrix is in one batch of its shape.
 void ExpectCovered(const std::vector<MatrixRun>& runs,
-                   const std::vector<MatrixBatch>& batches) {
+                   const std::vector<EqualMatrices>& batches) {
   size_t next = 0;
   size_t of_batch = 0;
   size_t batch = 0;
@@ -455,16 +455,16 @@ void ExpectCovered(const std::vector<MatrixRun>& runs,
 }
 
 TEST(MatrixRunsTest, AreBalancedAndFitTheWorkspace) {
-  const std::vector<MatrixBatch> batches = {
+  const std::vector<EqualMatrices> batches = {
       {8, 8, 100}, {8, 16, 1}, {16, 8, 7}, {33, 70, 5}};
   const UpdateList list = ListOf(batches);
-  const size_t largest = MatrixBatch{33, 70, 1}.workspace_bytes();
+  const size_t largest = EqualMatrices{33, 70, 1}.workspace_bytes();
   for (const size_t bytes :
        {largest, largest + 1, 2 * largest - 1, 2 * largest, 1000 * largest}) {
     SCOPED_TRACE(StrCat(bytes, " bytes"));
     const auto runs = MatrixRuns(list, list.ranges[0], bytes);
     ExpectCovered(runs, batches);
-    for (const MatrixBatch& batch : batches) {
+    for (const EqualMatrices& batch : batches) {
       size_t count = 0;
       size_t least = batch.count;
       size_t most = 0;
@@ -482,16 +482,16 @@ TEST(MatrixRunsTest, AreBalancedAndFitTheWorkspace) {
       EXPECT_LE(most - least, 1u);
       // No fewer would do.
       const size_t one =
-          MatrixBatch{batch.rows, batch.cols, 1}.workspace_bytes();
+          EqualMatrices{batch.rows, batch.cols, 1}.workspace_bytes();
       EXPECT_EQ(count, (batch.count + bytes / one - 1) / (bytes / one));
     }
   }
 }
 
 TEST(MatrixRunsTest, AWorkspaceOfOneMatrixHasOneAtATime) {
-  const std::vector<MatrixBatch> batches = {{40, 30, 4}};
+  const std::vector<EqualMatrices> batches = {{40, 30, 4}};
   const UpdateList list = ListOf(batches);
-  const size_t one = MatrixBatch{40, 30, 1}.workspace_bytes();
+  const size_t one = EqualMatrices{40, 30, 1}.workspace_bytes();
   const auto runs = MatrixRuns(list, list.ranges[0], one);
   EXPECT_EQ(runs.size(), 4u);
   ExpectCovered(runs, batches);
@@ -505,8 +505,9 @@ TEST(MatrixRunsTest, ARangeWithoutMatricesHasNone) {
 
 // Where matrices lie, each is aligned, and none overlaps another.
 TEST(MatrixRunsTest, TheMemoryOfABatchIsItsWorkspace) {
-  for (const MatrixBatch& batch :
-       {MatrixBatch{8, 8, 3}, MatrixBatch{5, 70, 2}, MatrixBatch{70, 5, 1}}) {
+  for (const EqualMatrices& batch :
+       {EqualMatrices{8, 8, 3}, EqualMatrices{5, 70, 2},
+        EqualMatrices{70, 5, 1}}) {
     alignas(kCublasAlignment) static std::byte memory[1 << 16];
     const MuonMemory at(reinterpret_cast<float*>(memory), batch, nullptr);
     ASSERT_LE(batch.workspace_bytes(), sizeof(memory));

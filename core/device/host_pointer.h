@@ -2,8 +2,8 @@
 //
 // Memory of a GPU where the host's belongs: reading it would end the process.
 
-#ifndef SHARD_CORE_BASE_HOST_POINTER_H_
-#define SHARD_CORE_BASE_HOST_POINTER_H_
+#ifndef SHARD_CORE_DEVICE_HOST_POINTER_H_
+#define SHARD_CORE_DEVICE_HOST_POINTER_H_
 
 #include "core/base/status.h"
 
@@ -16,4 +16,4 @@ Status CheckHostPointer(const void* memory);
 
 }  // namespace shard
 
-#endif  // SHARD_CORE_BASE_HOST_POINTER_H_
+#endif  // SHARD_CORE_DEVICE_HOST_POINTER_H_

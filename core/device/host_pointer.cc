@@ -1,31 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/base/host_pointer.h"
+#include "core/device/host_pointer.h"
 
 #include <dlfcn.h>
 #include <unistd.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/base/strings.h"
+#include "core/device/cuda/driver_api.h"
 
 namespace shard {
 
 namespace {
 
-// Of cuda.h, which tests/core/device/cuda:driver_api_test compares.
-constexpr int kMemoryTypeAttribute = 2;
-constexpr int kIsManagedAttribute = 8;
-constexpr unsigned kDeviceMemory = 2;
+using cuda::CuMemoryType;
+using cuda::CuPointerAttribute;
+using cuda::CuResult;
+using GetAttribute =
+    std::remove_pointer_t<decltype(cuda::DriverApi::PointerGetAttribute)>;
 
-using GetAttribute = int(void* value, int attribute, unsigned long long memory);
+// The process that has loaded this library.
+const pid_t loaded_in = ::getpid();
 
 // Returns null where the process has no driver, or may not use it.
 GetAttribute* FindGetAttribute() {
-  // A driver works in no child of fork of the process that has begun to use it,
-  // and promises nothing for calls there.
-  static const pid_t first = ::getpid();
-  if (::getpid() != first) return nullptr;
+  // A driver promises nothing for calls in a child of fork of the process that
+  // has begun to use it.
+  if (::getpid() != loaded_in) return nullptr;
   void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   if (driver == nullptr) return nullptr;
   void* const symbol = dlsym(driver, "cuPointerGetAttribute");
@@ -37,17 +40,21 @@ GetAttribute* FindGetAttribute() {
 }  // namespace
 
 Status CheckHostPointer(const void* memory) {
-  GetAttribute* const get = FindGetAttribute();
+  auto* const get = FindGetAttribute();
   if (get == nullptr) return Status();
   const auto address = reinterpret_cast<uintptr_t>(memory);
-  unsigned type = 0;
+  auto type = CuMemoryType::kHost;
   // An error: the driver does not know the memory, or was not begun.
-  if (get(&type, kMemoryTypeAttribute, address) != 0 || type != kDeviceMemory) {
+  if (get(&type, CuPointerAttribute::kMemoryType, address) !=
+          CuResult::kSuccess ||
+      type != CuMemoryType::kDevice) {
     return Status();
   }
   // Managed memory moves to where it is read.
   unsigned managed = 0;
-  if (get(&managed, kIsManagedAttribute, address) == 0 && managed != 0) {
+  if (get(&managed, CuPointerAttribute::kIsManaged, address) ==
+          CuResult::kSuccess &&
+      managed != 0) {
     return Status();
   }
   return InvalidArgument("the memory at ", FormatHex(address),
