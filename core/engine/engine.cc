@@ -162,12 +162,10 @@ Status Engine::CheckNotCaptured(std::string_view what) const {
 Status Engine::CheckEnqueues(std::string_view what) const {
   if (!steps_.captures()) return CheckNotCaptured(what);
   // Work would run that is taken for a part of the graph.
-  return host_.get()
-      ->BeginCapture(host_.get())
-      .WithContext(
-          StrCat(what,
-                 " after capture_begin, with a capture that has ended: call "
-                 "capture_end, and capture again"));
+  return host_.get()->CheckCaptured().WithContext(
+      StrCat(what,
+             " after capture_begin, with a capture that has ended: call "
+             "capture_end, and capture again"));
 }
 
 Status Engine::CheckTraining(std::string_view what) const {

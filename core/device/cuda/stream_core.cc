@@ -110,12 +110,12 @@ void StreamCore::OnError(std::function<void(const Status&)> handler) {
 }
 
 void StreamCore::Fail(const Status& status) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   // Nothing has run, and the engine's memory is as it was.
   if (is_captured()) {
     if (capture_error_.ok()) capture_error_ = status;
     return;
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
   if (queue_ != nullptr) {
     queue_->Fail(status);
     return;
@@ -126,14 +126,14 @@ void StreamCore::Fail(const Status& status) {
 }
 
 Status StreamCore::status() const {
-  if (!capture_error_.ok()) return capture_error_;
+  if (Status failed = CaptureError(); !failed.ok()) return failed;
   if (queue_ != nullptr) return queue_->status();
   const std::lock_guard<std::mutex> lock(mutex_);
   return error_;
 }
 
 WorkQueue::Turn StreamCore::turn() const {
-  if (!capture_error_.ok()) return WorkQueue::Turn::kNever;
+  if (!CaptureError().ok()) return WorkQueue::Turn::kNever;
   if (queue_ != nullptr) return queue_->turn();
   const std::lock_guard<std::mutex> lock(mutex_);
   return error_.ok() ? WorkQueue::Turn::kNow : WorkQueue::Turn::kNever;
@@ -177,13 +177,21 @@ Status StreamCore::CheckCaptured() const {
 
 Status StreamCore::BeginCapture(const StreamCore& host) {
   SHARD_RETURN_IF_ERROR(host.CheckCaptured());
+  const std::lock_guard<std::mutex> lock(mutex_);
   captured_ = host.native_;
   return Status();
 }
 
 void StreamCore::EndCapture() {
+  const std::lock_guard<std::mutex> lock(mutex_);
   captured_.reset();
   capture_error_ = Status();
+}
+
+Status StreamCore::CaptureError() const {
+  if (!is_captured()) return Status();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return capture_error_;
 }
 
 StatusOr<bool> StreamCore::AwaitAll(const Deadline& deadline,

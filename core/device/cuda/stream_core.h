@@ -94,6 +94,8 @@ class StreamCore {
  private:
   StreamCore(std::shared_ptr<Context> context, std::string_view name);
 
+  // Returns the error of the capture that goes on.
+  Status CaptureError() const;
   // Tries once what Settle does.
   bool HasEnded(const Deadline& deadline) noexcept;
 
@@ -101,9 +103,10 @@ class StreamCore {
   const std::string_view name_;
   const pid_t owner_;
   CuStream native_ = nullptr;
-  // The host's stream, between BeginCapture and EndCapture.
+  // The host's stream, between BeginCapture and EndCapture. Set while mutex_ is
+  // held, by the thread that uses the stream.
   std::optional<CuStream> captured_;
-  Status capture_error_;
+  Status capture_error_;  // GUARDED_BY(mutex_)
   // An event may be the first that a stream is given.
   std::string_view last_ = "record an event";
   // Held while an error is set, and while the queue is taken away.
