@@ -80,6 +80,7 @@ void Reset(const Options& options) {
   fake->library_objects = 0;
   fake->captured = 0;
   fake->graph.clear();
+  fake->graphs.clear();
   fake->lost = cuda::CuResult::kSuccess;
   ++fake->generation;
 }
@@ -88,13 +89,7 @@ void SetCaptured(cuda::CuStream stream) {
   Fake* const fake = TheFake();
   const std::lock_guard<std::mutex> lock(fake->mutex);
   fake->captured = reinterpret_cast<Handle>(stream);
-  if (stream != nullptr) fake->graph.clear();
-}
-
-size_t NumCaptured() {
-  Fake* const fake = TheFake();
-  const std::lock_guard<std::mutex> lock(fake->mutex);
-  return fake->graph.size();
+  fake->graph.clear();
 }
 
 void Pause() {
@@ -206,6 +201,7 @@ Alive CountAlive() {
   for (const auto& [handle, it] : fake->contexts) {
     alive.context_retains += it.retains;
   }
+  alive.graphs = fake->graphs.size();
   alive.library_objects = static_cast<size_t>(fake->library_objects);
   alive.current_contexts = CurrentContexts(*fake)->size();
   return alive;
@@ -227,6 +223,7 @@ std::string AliveText() {
   add(alive.modules, "modules");
   add(alive.context_retains, "retains of contexts");
   add(alive.library_objects, "objects of libraries");
+  add(alive.graphs, "graphs");
   add(alive.current_contexts, "contexts that this thread has pushed");
   return text;
 }

@@ -136,8 +136,10 @@ struct Fake {
   std::vector<Failure> failures;
   int library_objects = 0;
   Handle captured = 0;  // The stream whose work is captured.
-  // The work that was captured last. Each gives a stream one operation.
+  // The work that is captured. Each gives a stream one operation.
   std::vector<std::function<void(Stream*)>> graph;
+  // Of graphs, and of those that can be launched.
+  std::map<Handle, std::vector<std::function<void(Stream*)>>> graphs;
   cuda::CuResult lost = cuda::CuResult::kSuccess;
   uint64_t generation = 0;  // Of Resets.
   Handle next_handle = 0x1000;

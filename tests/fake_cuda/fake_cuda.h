@@ -83,14 +83,9 @@ SHARD_FAKE_CUDA_API void RunAll();
 SHARD_FAKE_CUDA_API size_t NumPending();
 
 // Begins the capture of the work of `stream`, in the mode that forbids most;
-// null ends it. Meanwhile calls fail as a driver's do, and the stream's work is
-// kept instead of run.
+// null ends it, and drops the work. Meanwhile calls fail as a driver's do. The
+// driver's own calls, which make graphs, are in graph_api.h.
 SHARD_FAKE_CUDA_API void SetCaptured(cuda::CuStream stream);
-// Gives `stream` the work that was captured last, as the launch of a graph of
-// it does. REQUIRES: the context of that work is current.
-SHARD_FAKE_CUDA_API void LaunchCaptured(cuda::CuStream stream);
-// Returns the number of operations of that work.
-SHARD_FAKE_CUDA_API size_t NumCaptured();
 
 // ---- What was done ----
 
@@ -195,6 +190,7 @@ struct Alive {
   size_t modules = 0;
   size_t context_retains = 0;
   size_t library_objects = 0;  // See CountLibraryObject.
+  size_t graphs = 0;           // With those that can be launched.
   // The depth of this thread's stack of contexts.
   size_t current_contexts = 0;
 

@@ -100,15 +100,6 @@ CuResult LaunchInLibrary(cuda::CuStream handle, const std::string& kernel,
   return CuResult::kSuccess;
 }
 
-void LaunchCaptured(cuda::CuStream handle) {
-  const Call call("cuGraphLaunch");
-  Stream* stream = nullptr;
-  if (!call.ok() || call.FindStream(handle, &stream) != CuResult::kSuccess) {
-    return;
-  }
-  for (const auto& enqueue : call.fake()->graph) enqueue(stream);
-}
-
 void CountLibraryObject(int change) {
   Fake* const fake = TheFake();
   if (fake->owner.load() != ::getpid()) return;

@@ -29,6 +29,7 @@ Gpu::Gpu(int ordinal) {
 }
 
 Gpu::~Gpu() {
+  if (graph_ != nullptr) graphs_.GraphExecDestroy(graph_);
   api().EventDestroy(event_);
   api().StreamDestroy(stream_);
   cuda::CuContext popped = nullptr;
@@ -86,6 +87,25 @@ void Gpu::Finish() {
     std::this_thread::yield();
   }
   Check(result, "cuEventQuery");
+}
+
+void Gpu::BeginCapture() {
+  graphs_ = cuda::GraphApi::Load();
+  Check(graphs_.StreamBeginCapture(stream_, cuda::CuCaptureMode::kThreadLocal),
+        "cuStreamBeginCapture");
+}
+
+void Gpu::EndCapture() {
+  if (graph_ != nullptr) graphs_.GraphExecDestroy(graph_);
+  graph_ = nullptr;
+  cuda::CuGraph graph = nullptr;
+  Check(graphs_.StreamEndCapture(stream_, &graph), "cuStreamEndCapture");
+  Check(graphs_.GraphInstantiate(&graph_, graph, 0), "cuGraphInstantiate");
+  Check(graphs_.GraphDestroy(graph), "cuGraphDestroy");
+}
+
+void Gpu::Launch() {
+  Check(graphs_.GraphLaunch(graph_, stream_), "cuGraphLaunch");
 }
 
 void Gpu::Check(CuResult result, const char* what) const {

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "core/device/cuda/driver.h"
+#include "tests/fake_cuda/graph_api.h"
 
 namespace shard::gpu_check {
 
@@ -38,6 +39,11 @@ class Gpu {
   // Waits for all that the stream was given.
   void Finish();
 
+  // Begin and end a capture of the stream's work, which Launch then gives it.
+  void BeginCapture();
+  void EndCapture();
+  void Launch();
+
  private:
   void Check(cuda::CuResult result, const char* what) const;
   const cuda::DriverApi& api() const { return driver_->api(); }
@@ -46,6 +52,8 @@ class Gpu {
   cuda::CuDevice device_ = 0;
   cuda::CuStream stream_ = nullptr;
   cuda::CuEvent event_ = nullptr;
+  cuda::GraphApi graphs_;
+  cuda::CuGraphExec graph_ = nullptr;  // Of the last capture.
 };
 
 }  // namespace shard::gpu_check

@@ -21,7 +21,8 @@ namespace {
 
 const std::map<std::string, void (*)(const Options&, Report*)> kParts = {
     {"load", Load},           {"bits", Bits},         {"staged", Staged},
-    {"bandwidth", Bandwidth}, {"overhead", Overhead}, {"muon", MuonSteps},
+    {"bandwidth", Bandwidth}, {"overhead", Overhead}, {"graphs", Graphs},
+    {"muon", MuonSteps},
 };
 
 int Main(int argc, char** argv) {

@@ -33,6 +33,8 @@ void Staged(const Options& options, Report* report);
 void Bandwidth(const Options& options, Report* report);
 // The host's time for a step.
 void Overhead(const Options& options, Report* report);
+// The bits of steps that are replayed as a CUDA graph are those of plain steps.
+void Graphs(const Options& options, Report* report);
 // Muon: how far its parameters are from the CPU's, and its steps' time beside
 // that of their products.
 void MuonSteps(const Options& options, Report* report);

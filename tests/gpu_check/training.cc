@@ -100,17 +100,7 @@ class Rank {
     engine_.step_without_report(training_.step);
   }
 
-  States TakeStates() {
-    States states;
-    StateDict::gather(engine_, 0,
-                      [&](std::string_view key, const TensorInfo&,
-                          std::span<const std::byte> bytes) {
-                        states[std::string(key)].assign(bytes.begin(),
-                                                        bytes.end());
-                        return false;
-                      });
-    return states;
-  }
+  States TakeStates() { return StatesOf(engine_); }
 
  private:
   void WriteGrad(ParamId param, int step) {
@@ -169,6 +159,18 @@ int OrdinalOf(const std::string& device) {
                         {.device = device})
       .device()
       .ordinal;
+}
+
+States StatesOf(Engine& engine) {
+  States states;
+  StateDict::gather(engine, 0,
+                    [&](std::string_view key, const TensorInfo&,
+                        std::span<const std::byte> bytes) {
+                      states[std::string(key)].assign(bytes.begin(),
+                                                      bytes.end());
+                      return false;
+                    });
+  return states;
 }
 
 States Train(const Training& training, const std::string& device) {

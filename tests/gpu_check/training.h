@@ -49,6 +49,9 @@ std::vector<std::byte> Values(DType dtype, std::uint64_t seed,
 // The bytes of all tensors of the state dict, by key.
 using States = std::map<std::string, std::vector<std::byte>>;
 
+// Returns the states of an engine. COLLECTIVE; those of rank 0.
+States StatesOf(Engine& engine);
+
 // Trains on `device`, with ranks that are threads. A GPU's memory is written on
 // its host's stream. Throws what a rank throws.
 States Train(const Training& training, const std::string& device);

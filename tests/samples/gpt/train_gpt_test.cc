@@ -137,7 +137,8 @@ TEST_F(TrainGptTest, SummarizesMuonAndNarrowStates) {
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("&states=q8\ngroup 1 adamw?"),
                                  HasSubstr("&states=q8\ngroup 2 muon?lr=0.003&"
                                            "weight_decay=0.3&"),
-                                 HasSubstr("&adjust_lr_fn=match_rms_adamw\n")));
+                                 HasSubstr("&adjust_lr_fn=match_rms_adamw&"
+                                           "matmul_precision=highest\n")));
 }
 
 TEST_F(TrainGptTest, ChecksItsBackward) {
