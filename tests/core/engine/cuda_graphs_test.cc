@@ -516,6 +516,57 @@ TEST_F(GraphTest, ACaptureThatBecomesInvalidEndsNothing) {
   EXPECT_EQ(engine->step(), 2);
 }
 
+// Each call of the driver's fails once during a capture, and during the wait
+// for a replay: the engine trains on, or says for good which call it was.
+TEST_F(GraphTest, AnyCallMayFail) {
+  for (const bool replays : {false, true}) {
+    uint64_t calls = 1;
+    for (uint64_t call = 0; call <= calls; ++call) {
+      SCOPED_TRACE(StrCat(replays ? "replay, call " : "capture, call ", call));
+      Host host("adamw");
+      Engine* const engine = host.engine();
+      const auto arm = [&] {
+        if (call > 0) FailCall("", call, cuda::CuResult::kUnknown);
+        return Count();
+      };
+      const auto disarm = [&](const Counters& before) {
+        testing::fake_cuda::ClearFailures();
+        if (call == 0) calls = CountSince(before).Calls();
+      };
+      const Status captured = host.CaptureWith([&]() -> Status {
+        const Counters before = replays ? Count() : arm();
+        Status status = engine->CaptureBegin();
+        if (status.ok()) {
+          status = engine->Step(Clipped(), nullptr);
+          const Status closed = engine->CaptureEnd();
+          if (status.ok()) status = closed;
+        }
+        if (!replays) disarm(before);
+        return status;
+      });
+      int64_t steps = 0;
+      if (captured.ok()) {
+        host.CopyGrads(1, true);
+        ASSERT_OK(host.Replay(Clipped()));
+        const Counters before = replays ? arm() : Count();
+        const Status replayed = engine->AwaitStep();
+        if (replays) disarm(before);
+        if (replayed.ok()) steps = 1;
+      }
+      host.CopyGrads(2, true);
+      const Status status = engine->Step(Clipped(), nullptr);
+      if (status.ok()) {
+        EXPECT_EQ(engine->step(), steps + 1);
+      } else {
+        EXPECT_NE(status.message().find("CUDA_ERROR_UNKNOWN"),
+                  std::string::npos)
+            << status.ToString();
+      }
+    }
+    EXPECT_GT(calls, replays ? 3u : 20u);
+  }
+}
+
 TEST_F(GraphTest, OneStepIsCaptured) {
   Host host("adamw");
   ASSERT_OK(host.CaptureWith([&]() -> Status {

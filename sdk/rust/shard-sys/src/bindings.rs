@@ -1140,19 +1140,19 @@ extern "C" {
 }
 
 extern "C" {
-    /// Begins a capture of this engine's work, in a CUDA graph of the host's: call it
-    /// after cudaStreamBeginCapture of the stream of shard_engine_set_stream. Until
-    /// shard_engine_capture_end all that the engine enqueues is part of that graph and
-    /// does not run; only shard_engine_zero_grad and one shard_engine_step without a
-    /// report are allowed. The step's options say what kind of step is captured; it is
-    /// not counted. A capture of a step ends the use of graphs of the captures before.
-    /// For one rank: UNIMPLEMENTED for more, with direct=0, and on devices without
-    /// graphs. FAILED_PRECONDITION while the stream is not captured, in state FILLING,
-    /// while a step is begun, units are acquired, gradients are ready or parameters
-    /// are summoned; with missing_grads; on an engine whose units or gradients were
-    /// ever marked; and after a replay that nothing has waited for. An error of the
-    /// step before is final, others leave the engine as it was. Local, blocks until
-    /// the step before has ended.
+    /// Begins a capture of this engine's work, in a CUDA graph of the host's: call
+    /// it after cudaStreamBeginCapture of the stream of shard_engine_set_stream.
+    /// Until shard_engine_capture_end all that the engine enqueues is part of that
+    /// graph and does not run; only shard_engine_zero_grad and one shard_engine_step
+    /// without a report are allowed. The step's options say what kind of step is
+    /// captured; it is not counted. A capture of a step ends the use of graphs of
+    /// the captures before. For one rank: UNIMPLEMENTED for more, with direct=0, and
+    /// on devices without graphs. FAILED_PRECONDITION while the stream is not
+    /// captured, in state FILLING, while a step is begun, units are acquired,
+    /// gradients are ready or parameters are summoned; with missing_grads; on an
+    /// engine whose units or gradients were ever marked; and after a replay that
+    /// nothing has waited for. An error of the step before is final, others leave
+    /// the engine as it was. Local, blocks until the step before has ended.
     #[must_use]
     pub fn shard_engine_capture_begin(engine: *mut shard_engine) -> *mut shard_error;
 }
@@ -1176,11 +1176,11 @@ extern "C" {
     /// waits for the step before, and so for all that its stream was given; the loss
     /// scale of this step is then that of shard_engine_loss_scale. `options` may be
     /// NULL. FAILED_PRECONDITION where nothing was captured, where the captured step
-    /// uses memory that is not used any more (another plan, shard_engine_bind_param),
-    /// while a step is begun, and for a step of another kind: with a norm where none
-    /// was captured or without one, with another ns_steps of muon, or where parameters
-    /// do steps of different numbers only now. Capture again then, or step without the
-    /// graph. Local, blocks.
+    /// uses memory that is not used any more (another plan,
+    /// shard_engine_bind_param), while a step is begun, and for a step of another
+    /// kind: with a norm where none was captured or without one, with another
+    /// ns_steps of muon, or where parameters do steps of different numbers only now.
+    /// Capture again then, or step without the graph. Local, blocks.
     #[must_use]
     pub fn shard_engine_before_replay(engine: *mut shard_engine, options: *const shard_step_options) -> *mut shard_error;
 }
