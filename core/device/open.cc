@@ -9,6 +9,7 @@
 
 #include "core/base/spec.h"
 #include "core/device/cpu/cpu_device.h"
+#include "core/device/cuda/device_name.h"
 #include "core/device/device.h"
 #include "core/device/plugin/plugin.h"
 
@@ -49,7 +50,7 @@ constexpr std::string_view kCudaPlugin = "libshard_cuda.so";
 
 Status CheckCuda(std::string_view text, const Spec& spec) {
   SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
-  if (!spec.body().empty()) return Status();
+  if (!spec.body().empty()) return cuda::ParseDeviceName(spec.body()).status();
   return InvalidArgument("'", text,
                          "' says not which; use an ordinal, cuda:0, or a UUID, "
                          "cuda:GPU-...");

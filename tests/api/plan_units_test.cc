@@ -297,6 +297,11 @@ TEST(PlanUnitsTest, PlacementsThatCannotBeAreNamed) {
   placement.separate_memory = 0;
   placement.device = "abacus";
   fails(placement, {"'abacus' names no device", "cpu"});
+  for (const char* const number : {"-1", "0 ", "65536", "x", "GPU-12"}) {
+    const std::string device = std::string("cuda:") + number;
+    placement.device = device.c_str();
+    fails(placement, {"'" + std::string(number) + "' names no CUDA device"});
+  }
 }
 
 // A class name that no module has is an error, whatever its option.

@@ -11,8 +11,8 @@
 #include "core/base/strings.h"
 #include "core/device/cuda/context.h"
 #include "core/device/cuda/cublas.h"
-#include "core/device/cuda/device_names.h"
 #include "core/device/cuda/driver.h"
+#include "core/device/cuda/find_device.h"
 #include "core/device/cuda/kernels.h"
 #include "core/device/cuda/library.h"
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The names of devices: ordinals, in the order of the driver
-// (CUDA_VISIBLE_DEVICES), and UUIDs as nvidia-smi -L lists them.
+// Finds devices by their names (device_name.h): ordinals, in the order of the
+// driver (CUDA_VISIBLE_DEVICES), and UUIDs as nvidia-smi -L lists them.
 
-#ifndef SHARD_CORE_DEVICE_CUDA_DEVICE_NAMES_H_
-#define SHARD_CORE_DEVICE_CUDA_DEVICE_NAMES_H_
+#ifndef SHARD_CORE_DEVICE_CUDA_FIND_DEVICE_H_
+#define SHARD_CORE_DEVICE_CUDA_FIND_DEVICE_H_
 
 #include <string>
 #include <string_view>
@@ -27,4 +27,4 @@ StatusOr<int> OrdinalOf(std::string_view name);
 
 }  // namespace shard::cuda
 
-#endif  // SHARD_CORE_DEVICE_CUDA_DEVICE_NAMES_H_
+#endif  // SHARD_CORE_DEVICE_CUDA_FIND_DEVICE_H_

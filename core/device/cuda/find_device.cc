@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/device/cuda/device_names.h"
+#include "core/device/cuda/find_device.h"
 
 #include <array>
-#include <cctype>
 #include <cstdint>
-#include <optional>
 
 #include "core/base/strings.h"
+#include "core/device/cuda/device_name.h"
 #include "core/device/cuda/driver.h"
 
 namespace shard::cuda {
@@ -25,22 +24,6 @@ std::string UuidText(const CuUuid& uuid) {
     text.push_back(kDigits[byte % 16]);
   }
   return text;
-}
-
-// Returns a UUID in the form of UuidText, or "" for another text.
-std::string Normalized(std::string_view text) {
-  for (const std::string_view prefix : {"GPU-", "MIG-"}) {
-    if (text.starts_with(prefix)) text.remove_prefix(prefix.size());
-  }
-  const std::string_view form = "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
-  if (text.size() != form.size()) return "";
-  std::string normalized;
-  for (size_t i = 0; i < form.size(); ++i) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    if (form[i] == '-' ? c != '-' : std::isxdigit(c) == 0) return "";
-    normalized.push_back(static_cast<char>(std::tolower(c)));
-  }
-  return normalized;
 }
 
 StatusOr<int> FindUuid(const Driver* driver, std::string_view name,
@@ -74,20 +57,10 @@ StatusOr<std::string> UuidOf(const Driver* driver, CuDevice device) {
 }
 
 StatusOr<int> OrdinalOf(std::string_view name) {
-  // Far more than a machine has, and no overflow.
-  constexpr int64_t kMostOrdinals = 1 << 16;
-  const std::optional<int64_t> ordinal = ParseInt(name);
-  if (ordinal && *ordinal >= 0 && *ordinal < kMostOrdinals) {
-    return static_cast<int>(*ordinal);
-  }
-  const std::string uuid = Normalized(name);
-  if (uuid.empty()) {
-    return InvalidArgument("'", name,
-                           "' names no CUDA device; use an ordinal, cuda:0, or "
-                           "a UUID, cuda:GPU-...");
-  }
+  SHARD_ASSIGN_OR_RETURN(const DeviceName parsed, ParseDeviceName(name));
+  if (parsed.uuid.empty()) return parsed.ordinal;
   SHARD_ASSIGN_OR_RETURN(const Driver* const driver, Driver::Load());
-  return FindUuid(driver, name, uuid);
+  return FindUuid(driver, name, parsed.uuid);
 }
 
 }  // namespace shard::cuda
