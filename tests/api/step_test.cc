@@ -175,12 +175,12 @@ TEST(StepTest, DevicesAreDescribed) {
   std::string text(length + 1, 'x');
   EXPECT_OK(shard_devices_json(text.data(), text.size(), &length));
   text.resize(length);
-  // The plugin lies beside libshard.so only where it was built before.
+  // The plugin lies beside libshard.so only where it was built before, which
+  // may have been for another libshard.so.
   const nlohmann::json cuda = nlohmann::json::parse(text).at("cuda");
   const std::string error = cuda.at("error");
-  if (error.starts_with("loading ")) {
+  if (cuda.at("devices").is_null()) {
     EXPECT_NE(error.find("libshard_cuda.so"), std::string::npos) << text;
-    EXPECT_TRUE(cuda.at("devices").is_null()) << text;
   } else {
     // A driver that cannot be used may tell its version.
     EXPECT_TRUE(!error.empty() || cuda.at("driver") != "") << text;

@@ -126,13 +126,18 @@ TEST_F(DoctorGpusTest, AnErrorOfTheDriverHasItsVersion) {
       << Found("driver");
   ExpectTheLibraries();
 
-  Examine({"tests/core/device/cuda/old_driver", kFakeNccl});
+  // The fake of cuBLAS cannot be loaded beside another driver, and the
+  // machine's own leaves memory behind.
+  const Folder folder;
+  WriteNoLibrary(folder / "libcublasLt.so.12");
+  WriteNoLibrary(folder / "libcublasLt.so.13");
+  Examine({"tests/core/device/cuda/old_driver", kFakeNccl, folder / ""});
   EXPECT_TRUE(Found("driver").starts_with("info for CUDA 11.4; "))
       << Found("driver");
   EXPECT_TRUE(Has(Found("driver"), "or later: update NVIDIA's driver"))
       << Found("driver");
-  // The fake of cuBLAS cannot be loaded beside another driver.
   EXPECT_EQ(Found("nccl"), "ok libnccl.so.2 2.27.3");
+  EXPECT_TRUE(Has(Found("cublas"), "libcublasLt.so.12: ")) << Found("cublas");
 }
 
 }  // namespace
