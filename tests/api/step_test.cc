@@ -181,6 +181,9 @@ TEST(StepTest, DevicesAreDescribed) {
   const std::string error = cuda.at("error");
   if (cuda.at("devices").is_null()) {
     EXPECT_NE(error.find("libshard_cuda.so"), std::string::npos) << text;
+    EXPECT_TRUE(error.starts_with("loading ") ||
+                error.find("is of another build") != std::string::npos)
+        << text;
   } else {
     // A driver that cannot be used may tell its version.
     EXPECT_TRUE(!error.empty() || cuda.at("driver") != "") << text;

@@ -164,7 +164,8 @@ Status StreamCore::CheckNotCaptured() const {
 Status StreamCore::CheckCaptured() const {
   CuCaptureStatus status = CuCaptureStatus::kNone;
   const CuResult result = context_->api().StreamIsCapturing(native_, &status);
-  // What is told of the legacy stream while any other is captured.
+  // The driver says so of the legacy stream while any other is captured, and
+  // leaves the status alone.
   if (result != CuResult::kStreamCaptureImplicit) {
     SHARD_RETURN_IF_ERROR(
         context_->driver()->ToStatus(result, "cuStreamIsCapturing"));

@@ -28,14 +28,14 @@
 
 namespace shard::cuda {
 
-// What launches update together: a range, or a batch of its matrices.
+// A range, or a batch of its matrices, which launches update together.
 struct UpdatePart {
   // The gradients are the list's.
   ElementRange range;
-  // Of tensor formulas. Parts use the same memory for sums, as they do the
-  // list's workspace.
+  // Set for tensor formulas. All parts use the same memory for sums, as they do
+  // the list's workspace.
   SquareTable squares;
-  MatrixTable matrices;  // Of Adafactor.
+  MatrixTable matrices;  // Set for Adafactor.
   std::optional<MuonBatch> muon;
 };
 

@@ -69,8 +69,9 @@ struct StepReport {
   int32_t active = 0;  // Ranks that have not joined.
 };
 
-// What a step enqueues. Its values are read from the host's block when it runs,
-// so that a graph of one step does others of the same form.
+// The form of a step says which work is enqueued for it. The step's values are
+// read from the host's block when that runs, so a graph of one step does others
+// of the same form.
 struct StepForm {
   bool has_norm = false;
   bool has_second_pass = false;  // Of the norm.
@@ -132,7 +133,7 @@ class Stepper {
   void SetFinished(Event finished) { finished_ = std::move(finished); }
   // Returns whether the step that was captured has run since LatchReplay.
   bool HasReplayed() const { return !latch_.IsMarked(); }
-  // What Run enqueues is part of a graph from now on, or is not.
+  // Sets whether Run enqueues a part of a graph from now on.
   void SetCaptures(bool captures) { captures_ = captures; }
   // Returns the form of the step that was latched last, with this input.
   StepForm FormOf(const StepInput& input) const;

@@ -397,7 +397,7 @@ Status StepCoordinator::TakeResult(const Deadline& deadline) const {
   if (const Status finished = Await(deadline); !finished.ok()) {
     return runtime_->units().Fail(finished);
   }
-  // Of a graph that the host did not launch.
+  // Left over where the host did not launch the graph: nothing has run.
   pending_.reset();
   replays_ = false;
   return Status();

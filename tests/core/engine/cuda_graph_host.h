@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A host on the device cuda that captures steps of an engine as a graph, with
+// the driver's own calls, and launches it; for tests on the fake of the driver.
+
+#ifndef SHARD_TESTS_CORE_ENGINE_CUDA_GRAPH_HOST_H_
+#define SHARD_TESTS_CORE_ENGINE_CUDA_GRAPH_HOST_H_
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/device/cuda/driver.h"
+#include "core/device/cuda/driver_api.h"
+#include "core/engine/engine.h"
+#include "core/optim/groups.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/engine/cuda_training.h"
+#include "tests/fake_cuda/graph_api.h"
+
+namespace shard::cuda_graphs {
+
+using cuda_training::Fill;
+using cuda_training::HostsStream;
+using cuda_training::OpenLocal;
+
+// Returns a plan of matrices and a vector, which no optimizer but Muon refuses.
+inline std::shared_ptr<const Plan> MakePlan(const std::string& optimizer) {
+  auto model = std::make_shared<Model>("Net");
+  std::vector<ParamId> matrices;
+  for (const std::vector<int64_t>& shape :
+       {std::vector<int64_t>{8, 6}, {40, 33}, {8, 6}}) {
+    const auto param = model->AddParam(
+        kRootModule, StrCat("weight", matrices.size()), DType::kF32, shape);
+    EXPECT_OK(param);
+    matrices.push_back(*param);
+  }
+  EXPECT_OK(model->AddParam(kRootModule, "bias", DType::kF32, {100}));
+  EXPECT_OK(model->AddParamGroup(optimizer, matrices));
+  PlanOptions options;
+  const auto groups = PlanGroups(*model, "adamw");
+  EXPECT_OK(groups);
+  options.groups = *groups;
+  const auto plan = Plan::Create(std::move(model), options);
+  EXPECT_OK(plan);
+  return *plan;
+}
+
+// A training whose host has a stream, and gradients that it copies there.
+class Host {
+ public:
+  ~Host() { EndGraph(); }
+  Host(const Host&) = delete;
+  Host& operator=(const Host&) = delete;
+  explicit Host(const std::string& optimizer)
+      : engine_(*cuda_training::MakeEngine(MakePlan(optimizer), OpenLocal())) {
+    EXPECT_OK(engine_->SetStream(stream_.get()));
+    EXPECT_OK(Fill(engine_.get()));
+  }
+
+  Engine* engine() { return engine_.get(); }
+  const HostsStream& stream() const { return stream_; }
+
+  // Gives the stream copies of the gradients of a step; one is NaN where the
+  // step is to be skipped.
+  void CopyGrads(int step, bool finite) {
+    const auto& params = engine_->plan().model().params();
+    for (size_t p = 0; p < params.size(); ++p) {
+      const auto param = static_cast<ParamId>(p);
+      const auto grad = engine_->Grad(param);
+      ASSERT_OK(grad);
+      // Read when the copy runs.
+      std::vector<float>& values = grads_.emplace_back();
+      for (int64_t i = 0; i < grad->numel; ++i) {
+        values.push_back(GradientValue(step, param, i));
+      }
+      if (!finite) values[0] = std::numeric_limits<float>::quiet_NaN();
+      const cuda::DriverApi& api = (*cuda::Driver::Load())->api();
+      ASSERT_EQ(
+          api.MemcpyAsync(reinterpret_cast<cuda::CuPointer>(grad->data),
+                          reinterpret_cast<cuda::CuPointer>(values.data()),
+                          values.size() * sizeof(float), stream_.get()),
+          cuda::CuResult::kSuccess);
+    }
+  }
+
+  // Captures a step, and the zeros after it.
+  Status Capture(const StepOptions& options) {
+    return CaptureWith([&]() -> Status {
+      SHARD_RETURN_IF_ERROR(engine_->CaptureBegin());
+      Status status = engine_->Step(options, nullptr);
+      if (status.ok()) status = engine_->ZeroGrad();
+      const Status ended = engine_->CaptureEnd();
+      return status.ok() ? ended : status;
+    });
+  }
+
+  // Makes a graph of what `work` enqueues.
+  Status CaptureWith(const std::function<Status()>& work) {
+    EndGraph();
+    EXPECT_EQ(
+        graphs_.StreamBeginCapture(stream_.get(), cuda::CuCaptureMode::kGlobal),
+        cuda::CuResult::kSuccess);
+    Status status = work();
+    cuda::CuGraph graph = nullptr;
+    EXPECT_EQ(graphs_.StreamEndCapture(stream_.get(), &graph),
+              cuda::CuResult::kSuccess);
+    EXPECT_EQ(graphs_.GraphInstantiate(&graph_, graph, 0),
+              cuda::CuResult::kSuccess);
+    EXPECT_EQ(graphs_.GraphDestroy(graph), cuda::CuResult::kSuccess);
+    return status;
+  }
+
+  void Launch() {
+    EXPECT_EQ(graphs_.GraphLaunch(graph_, stream_.get()),
+              cuda::CuResult::kSuccess);
+  }
+
+  Status Replay(const StepOptions& options) {
+    SHARD_RETURN_IF_ERROR(engine_->BeforeReplay(options));
+    // The step is not taken for one that has run, which a host may ask for now
+    // to scale its loss.
+    const int64_t before = engine_->step();
+    EXPECT_GT(engine_->loss_scale(), 0);
+    EXPECT_EQ(engine_->step(), before);
+    Launch();
+    return Status();
+  }
+
+  // Returns all parameters, one after the other.
+  std::vector<float> Params() {
+    EXPECT_OK(engine_->Summon(0, -1, 0));
+    std::vector<float> all;
+    for (size_t p = 0; p < engine_->plan().model().params().size(); ++p) {
+      const auto param = engine_->Param(static_cast<ParamId>(p));
+      EXPECT_OK(param);
+      const auto* const values = static_cast<const float*>(param->data);
+      all.insert(all.end(), values, values + param->numel);
+    }
+    EXPECT_OK(engine_->EndSummon(false, 0));
+    return all;
+  }
+
+ private:
+  void EndGraph() {
+    if (graph_ != nullptr) graphs_.GraphExecDestroy(graph_);
+    graph_ = nullptr;
+  }
+
+  const cuda::GraphApi graphs_ = cuda::GraphApi::Load();
+  const HostsStream stream_;
+  std::vector<std::vector<float>> grads_;
+  std::unique_ptr<Engine> engine_;
+  cuda::CuGraphExec graph_ = nullptr;
+};
+
+}  // namespace shard::cuda_graphs
+
+#endif  // SHARD_TESTS_CORE_ENGINE_CUDA_GRAPH_HOST_H_
