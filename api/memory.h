@@ -4,6 +4,7 @@
 #define SHARD_API_MEMORY_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "api/options.h"
 #include "core/base/status.h"
@@ -23,6 +24,7 @@ struct Placement {
   bool shares_memory;   // The host's communicator does: Communicator::direct().
   bool shares_tensors;  // As Engine::SharesTensors.
   DeviceId::Kind device;
+  std::optional<Offload> offload = std::nullopt;
 };
 
 // Writes predicted or measured memory. `report` is that of one rank. A CPU's
@@ -41,7 +43,7 @@ inline void WriteMemory(const MemoryReport& report, const Placement& placement,
     result.host_bytes = report.HostTotal(ranks, placement.shares_tensors);
   } else {
     const MemoryReport pinned = {
-        .host_tensor_bytes = report.host_tensor_bytes +
+        .host_tensor_bytes = report.PinnedTotal() +
                              RoundUpToPage(StagingBytes(placement.world_size))};
     result.device_bytes = report.DeviceTotal();
     result.host_bytes = pinned.HostTotal(ranks, false);

@@ -139,8 +139,10 @@ shard::StatusOr<Placement> ToPlacement(const shard::Plan& plan,
   Placement placement;
   placement.world_size = ranks;
   SHARD_ASSIGN_OR_RETURN(
-      placement.device,
-      shard::KindOfDevice(read.device == nullptr ? "" : read.device));
+      const shard::DeviceChoice device,
+      shard::ReadDeviceSpec(read.device == nullptr ? "" : read.device));
+  placement.device = device.kind;
+  placement.offload = device.offload;
   placement.ranks_per_host =
       read.ranks_per_host == 0 ? ranks : read.ranks_per_host;
   placement.shares_memory = placement.ranks_per_host == ranks && !separate;
@@ -251,8 +253,10 @@ shard_error* shard_plan_memory(const shard_plan* plan,
     SHARD_API_REQUIRE(plan);
     SHARD_ASSIGN_OR_RETURN(const Placement read,
                            ToPlacement(*plan->plan, placement));
-    shard::api::WriteMemory(plan->plan->Memory(read.shares_tensors), read,
-                            memory);
+    shard::api::WriteMemory(
+        plan->plan->Memory(read.shares_tensors,
+                           read.offload ? &*read.offload : nullptr),
+        read, memory);
     return Status();
   });
 }

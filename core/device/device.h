@@ -22,11 +22,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "core/base/deadline.h"
+#include "core/base/offload.h"
 #include "core/base/status.h"
 #include "core/device/stream.h"
 
@@ -96,10 +98,24 @@ class Device {
 
   virtual DeviceId id() const { return {}; }
 
+  // Returns how the host updates the states that are offloaded to its memory;
+  // null where the device has them.
+  virtual const Offload* offload() const { return nullptr; }
+
   // Allocates memory for tensors. Errors: kResourceExhausted, which names
   // `what` the memory is for.
   virtual StatusOr<DeviceMemory> Allocate(size_t bytes,
                                           std::string_view what) = 0;
+  // Allocates memory for what updates alone use: optimizer states, masters and
+  // workspaces. It is the host's where states are offloaded. Streams and
+  // HostAccess reach it, as tensors.
+  virtual StatusOr<DeviceMemory> AllocateStates(size_t bytes,
+                                                std::string_view what) {
+    return Allocate(bytes, what);
+  }
+  // Returns whether `memory` lies in memory of AllocateStates that is the
+  // host's, where tensors are not.
+  virtual bool IsOffloaded(const void* /*memory*/) const { return false; }
   // Returns what is left for Allocate, where that memory is the device's own;
   // kUnimplemented elsewhere. Memory that was freed, and that this process kept
   // for itself, is given back first, once the device has freed it. The figure
@@ -159,11 +175,20 @@ class Device {
 //              &seed=N, the seed of the pauses (0).
 //   cuda:N     A GPU (core/device/cuda/cuda_device.h), by its ordinal or UUID.
 //              Loads libshard_cuda.so from beside this library.
+// All but cpu take:
+//   ?offload=states        Optimizer states lie in the host's memory, where its
+//                          threads step them.
+//   &offload_threads=N     Threads for each rank (4; at most 256).
 StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view spec);
 
-// Returns the kind of device that a spec names, which this machine need not
-// have.
-StatusOr<DeviceId::Kind> KindOfDevice(std::string_view spec);
+// The device that a spec names.
+struct DeviceChoice {
+  DeviceId::Kind kind = DeviceId::Kind::kCpu;
+  std::optional<Offload> offload;
+};
+
+// Reads a spec of a device, which this machine need not have.
+StatusOr<DeviceChoice> ReadDeviceSpec(std::string_view spec);
 
 // Returns a JSON document: the accelerators of this machine, and why one cannot
 // be used (shard_devices_json).

@@ -163,20 +163,42 @@ Status HostAccess::Copy(std::span<const HostCopy> copies, LaneCopy copy,
     CopyInPlace(copies);
     return Status();
   }
+  if (copies.empty()) return Status();
   SHARD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, TakeLane());
   SHARD_RETURN_IF_ERROR((*lane.*copy)(copies, deadline));
   ReturnLane(std::move(lane));
   return Status();
 }
 
+template <typename Side>
+std::vector<HostCopy> HostAccess::CopyOffloaded(
+    std::span<const HostCopy> copies, Side HostCopy::*tensor) const {
+  std::vector<HostCopy> others;
+  for (const HostCopy& copy : copies) {
+    if (copy.bytes == 0) continue;
+    if (device_->IsOffloaded(copy.*tensor)) {
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    } else {
+      others.push_back(copy);
+    }
+  }
+  return others;
+}
+
 Status HostAccess::Fetch(std::span<const HostCopy> copies,
                          const Deadline& deadline) {
-  return Copy(copies, &Lane::Fetch, deadline);
+  if (in_place_ || device_->offload() == nullptr) {
+    return Copy(copies, &Lane::Fetch, deadline);
+  }
+  return Copy(CopyOffloaded(copies, &HostCopy::from), &Lane::Fetch, deadline);
 }
 
 Status HostAccess::Store(std::span<const HostCopy> copies,
                          const Deadline& deadline) {
-  return Copy(copies, &Lane::Store, deadline);
+  if (in_place_ || device_->offload() == nullptr) {
+    return Copy(copies, &Lane::Store, deadline);
+  }
+  return Copy(CopyOffloaded(copies, &HostCopy::to), &Lane::Store, deadline);
 }
 
 StatusOr<const void*> HostAccess::ForKernels(const void* from, size_t bytes,

@@ -19,6 +19,9 @@
 // caller's memory or the tensors: streams copy to and from staging memory
 // alone, and a stream that missed a deadline is destroyed.
 //
+// Offloaded states lie in the host's memory, where tensors do not: Fetch and
+// Store of them are memcpy too.
+//
 // Memory: none where tensors lie in the host's memory. Elsewhere a stream and
 // kStagingBytes per thread that is in Fetch or Store at the same time, which
 // are kept until the access is destroyed.
@@ -96,6 +99,11 @@ class HostAccess {
   // Copies in place, or by `copy` of a lane, which is kept unless it fails.
   Status Copy(std::span<const HostCopy> copies, LaneCopy copy,
               const Deadline& deadline);
+  // Makes those of `copies` whose tensor is in the host's memory, and returns
+  // the others. `tensor`: the tensor's side of a copy.
+  template <typename Side>
+  std::vector<HostCopy> CopyOffloaded(std::span<const HostCopy> copies,
+                                      Side HostCopy::*tensor) const;
 
   Device* const device_;
   const bool in_place_;

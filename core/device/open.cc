@@ -3,14 +3,21 @@
 // Opens the device that a spec names.
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
 
+#include "core/base/offload.h"
 #include "core/base/spec.h"
+#include "core/base/strings.h"
 #include "core/device/cpu/cpu_device.h"
 #include "core/device/cuda/device_name.h"
 #include "core/device/device.h"
+#include "core/device/offload/offloading_device.h"
 #include "core/device/plugin/plugin.h"
 
 namespace shard {
@@ -20,7 +27,8 @@ namespace {
 // The longest pause that finds errors: a longer one only makes tests wait.
 constexpr double kLongestDelay = 1;
 
-StatusOr<std::shared_ptr<Device>> OpenCpu(std::string_view text, Spec spec) {
+StatusOr<std::shared_ptr<Device>> OpenCpu(std::string_view text,
+                                          const Spec& spec) {
   SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
   if (spec.has_colon()) {
     return InvalidArgument("'", text, "': cpu has no ':'");
@@ -29,12 +37,12 @@ StatusOr<std::shared_ptr<Device>> OpenCpu(std::string_view text, Spec spec) {
 }
 
 StatusOr<std::shared_ptr<Device>> OpenCpuAsync(std::string_view text,
-                                               Spec spec) {
+                                               Spec* spec) {
   Pauses pauses;
-  SHARD_ASSIGN_OR_RETURN(pauses.longest, spec.TakeDouble("max_delay", 200e-6));
-  SHARD_ASSIGN_OR_RETURN(const int64_t seed, spec.TakeInt("seed", 0));
-  SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
-  if (spec.has_colon()) {
+  SHARD_ASSIGN_OR_RETURN(pauses.longest, spec->TakeDouble("max_delay", 200e-6));
+  SHARD_ASSIGN_OR_RETURN(const int64_t seed, spec->TakeInt("seed", 0));
+  SHARD_RETURN_IF_ERROR(spec->CheckAllTaken());
+  if (spec->has_colon()) {
     return InvalidArgument("'", text, "': cpu-async has no ':'");
   }
   if (!(pauses.longest >= 0 && pauses.longest <= kLongestDelay)) {
@@ -63,27 +71,70 @@ StatusOr<std::shared_ptr<Device>> OpenCuda(std::string_view text,
   return plugin->open_device(spec.body());
 }
 
-}  // namespace
-
-StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view text) {
-  if (text.empty()) text = "cpu";
-  SHARD_ASSIGN_OR_RETURN(Spec spec, Spec::Parse(text));
-  if (spec.name() == "cpu") return OpenCpu(text, std::move(spec));
-  if (spec.name() == "cpu-async") return OpenCpuAsync(text, std::move(spec));
-  if (spec.name() == "cuda") return OpenCuda(text, spec);
+// Opens the device that the rest of a spec names.
+StatusOr<std::shared_ptr<Device>> OpenPlain(std::string_view text, Spec* spec) {
+  if (spec->name() == "cpu") return OpenCpu(text, *spec);
+  if (spec->name() == "cpu-async") return OpenCpuAsync(text, spec);
+  if (spec->name() == "cuda") return OpenCuda(text, *spec);
   return InvalidArgument("'", text,
                          "' names no device; known: cpu, "
                          "cpu-async?max_delay=SECONDS&seed=N, cuda:N");
 }
 
-StatusOr<DeviceId::Kind> KindOfDevice(std::string_view text) {
-  const StatusOr<Spec> spec = Spec::Parse(text.empty() ? "cpu" : text);
-  if (spec.ok() && spec->name() == "cuda") {
-    SHARD_RETURN_IF_ERROR(CheckCuda(text, *spec));
-    return DeviceId::Kind::kCuda;
+// Takes what a spec says of offload; nothing: the device has its states.
+StatusOr<std::optional<Offload>> TakeOffload(std::string_view text,
+                                             Spec* spec) {
+  if (spec->name() == "cpu") return std::optional<Offload>();
+  constexpr int64_t kMostThreads = 256;
+  constexpr int64_t kNotGiven = std::numeric_limits<int64_t>::min();
+  const std::string what = spec->TakeString("offload", "none");
+  SHARD_ASSIGN_OR_RETURN(const int64_t threads,
+                         spec->TakeInt("offload_threads", kNotGiven));
+  if (what != "none" && what != "states") {
+    return InvalidArgument("'", text, "': offload='", what,
+                           "' is unknown; known: states, the optimizer's in "
+                           "the host's memory, and none");
   }
-  SHARD_RETURN_IF_ERROR(OpenDevice(text).status());
-  return DeviceId::Kind::kCpu;
+  if (what == "none") {
+    if (threads == kNotGiven) return std::optional<Offload>();
+    return InvalidArgument("'", text, "': offload_threads=", threads,
+                           " step offloaded states; add offload=states");
+  }
+  Offload offload;
+  if (threads == kNotGiven) return std::optional<Offload>(offload);
+  if (threads < 1 || threads > kMostThreads) {
+    return ValueOutOfRange(StrCat("'", text, "'"), "offload_threads", threads,
+                           StrCat("1 to ", kMostThreads));
+  }
+  offload.threads = static_cast<int>(threads);
+  return std::optional<Offload>(offload);
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view text) {
+  if (text.empty()) text = "cpu";
+  SHARD_ASSIGN_OR_RETURN(Spec spec, Spec::Parse(text));
+  SHARD_ASSIGN_OR_RETURN(const std::optional<Offload> offload,
+                         TakeOffload(text, &spec));
+  SHARD_ASSIGN_OR_RETURN(auto device, OpenPlain(text, &spec));
+  if (!offload) return device;
+  SHARD_ASSIGN_OR_RETURN(auto host, cpu::OpenDevice());
+  return OffloadStates(std::move(device), std::move(host), *offload);
+}
+
+StatusOr<DeviceChoice> ReadDeviceSpec(std::string_view text) {
+  if (text.empty()) text = "cpu";
+  SHARD_ASSIGN_OR_RETURN(Spec spec, Spec::Parse(text));
+  DeviceChoice choice;
+  SHARD_ASSIGN_OR_RETURN(choice.offload, TakeOffload(text, &spec));
+  if (spec.name() == "cuda") {
+    SHARD_RETURN_IF_ERROR(CheckCuda(text, spec));
+    choice.kind = DeviceId::Kind::kCuda;
+  } else {
+    SHARD_RETURN_IF_ERROR(OpenPlain(text, &spec).status());
+  }
+  return choice;
 }
 
 std::string DescribeDevices() {

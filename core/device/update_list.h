@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/base/offload.h"
 #include "core/device/step_block.h"
 #include "kernels/cpu/gradients.h"
 #include "kernels/formula/registry.h"
@@ -96,6 +97,9 @@ struct UpdateList {
   std::vector<int64_t> sizes;
   std::vector<const void*> sources;  // In rank order.
   float* workspace = nullptr;
+  // Where states are offloaded: the memory through which windows pass.
+  std::byte* staging = nullptr;
+  OffloadStaging staging_layout;
   // The form of the list that Device::Prepare made for that device's kernels.
   std::shared_ptr<const void> prepared;
 

@@ -35,6 +35,8 @@ void DescribeDevice(const Device& device, FactSink* sink) {
   sink->Add("", "kind of device", is_cpu ? "cpu" : "cuda");
   sink->Add("", "device reaches shared memory",
             device.ReachesSharedMemory() ? "yes" : "no");
+  sink->Add("", "offload of optimizer states",
+            device.offload() == nullptr ? "no" : "yes");
 }
 
 }  // namespace

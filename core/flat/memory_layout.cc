@@ -2,6 +2,8 @@
 
 #include "core/flat/memory_layout.h"
 
+#include <algorithm>
+
 namespace shard {
 
 namespace {
@@ -74,6 +76,42 @@ MemorySizes LayOutMemory(
   sizes.grad_slots = SlotBytes(plan.grad_slots());
   sizes.host_tensors = RoundUpToPage(plan.host_tensors().bytes);
   return sizes;
+}
+
+OffloadStaging StagingOf(const Plan& plan, bool shared_memory,
+                         const Offload* offload) {
+  OffloadStaging staging;
+  if (offload == nullptr) return staging;
+  staging.window = offload->window;
+  const auto most = static_cast<int64_t>(offload->window);
+  int64_t most_windows = 0;
+  LayOutMemory(
+      plan, shared_memory,
+      [&](const FlatBufferPlan& buffer, const BufferOffsets& at) {
+        const int64_t range = buffer.layout.shard_numel();
+        if (!buffer.trainable || range == 0) return;
+        const DType grads = at.sum ? buffer.sum_dtype : buffer.grad_dtype;
+        const auto add = [&](int64_t numel, OffloadStaging::Slot* slot) {
+          slot->grad_bytes = std::max(slot->grad_bytes, PagesOf(grads, numel));
+          slot->param_bytes =
+              std::max(slot->param_bytes, PagesOf(buffer.dtype, numel));
+        };
+        int64_t window = std::min(range, most);
+        const auto group = static_cast<size_t>(buffer.group);
+        if (plan.options().groups[group].tensor != nullptr) {
+          for (const Slot& slot : buffer.layout.slots()) {
+            window = std::max(window, slot.numel);
+          }
+          most_windows = std::max<int64_t>(most_windows, 1);
+        } else {
+          add(window, &staging.others);
+          most_windows = std::max(most_windows, (range - 1) / most + 1);
+        }
+        add(window, &staging.first);
+      });
+  staging.threads =
+      static_cast<size_t>(std::min<int64_t>(most_windows, offload->threads));
+  return staging;
 }
 
 uint64_t SlotBytes(const std::vector<SlotPlan>& slots) {

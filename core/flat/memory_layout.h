@@ -13,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/base/offload.h"
 #include "core/flat/plan.h"
 
 namespace shard {
@@ -55,6 +56,11 @@ MemorySizes LayOutMemory(
     const Plan& plan, bool shared_memory,
     const std::function<void(const FlatBufferPlan&, const BufferOffsets&)>&
         visit = nullptr);
+
+// Lays out the memory through which offloaded updates pass, the same for every
+// rank. `offload` null: none.
+OffloadStaging StagingOf(const Plan& plan, bool shared_memory,
+                         const Offload* offload);
 
 // Returns the bytes of all slots.
 uint64_t SlotBytes(const std::vector<SlotPlan>& slots);

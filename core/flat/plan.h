@@ -29,6 +29,7 @@
 
 #include "core/base/dtype.h"
 #include "core/base/facts.h"
+#include "core/base/offload.h"
 #include "core/base/rounding.h"
 #include "core/base/status.h"
 #include "core/flat/host_tensors.h"
@@ -175,16 +176,25 @@ struct MemoryReport {
   uint64_t transient_bytes = 0;
   // Per rank: the model's host tensors.
   uint64_t host_tensor_bytes = 0;
+  // Per rank, where optimizer states are offloaded to the host's memory: the
+  // memory through which gradients and parameters pass.
+  uint64_t staging_bytes = 0;
+  bool offloads_states = false;
 
   // Returns the memory of a host, whose ranks share memory if `shared`; at most
   // UINT64_MAX. REQUIRES: ranks_on_host > 0.
   uint64_t HostTotal(int ranks_on_host, bool shared) const;
 
-  // Returns the memory of a device that has its own, for one rank: all but the
-  // model's host tensors. For ranks that share no memory.
+  // Return the memory of a device that has its own, for one rank, and what that
+  // device leaves in the host's: the model's host tensors, and what is
+  // offloaded. For ranks that share no memory.
   uint64_t DeviceTotal() const {
-    return param_bytes + grad_bytes + state_bytes + workspace_bytes +
-           transient_bytes;
+    return param_bytes + grad_bytes + transient_bytes +
+           (offloads_states ? 0 : state_bytes + workspace_bytes);
+  }
+  uint64_t PinnedTotal() const {
+    return host_tensor_bytes + staging_bytes +
+           (offloads_states ? state_bytes + workspace_bytes : 0);
   }
 };
 
@@ -367,7 +377,10 @@ class Plan {
   //   sums         -                      where whole gradients are kept and
   //                                       sum_dtype is not grad_dtype: one
   //                                       range of it, in grad_bytes
-  MemoryReport Memory(bool shared_memory) const;
+  //
+  // `offload`: how optimizer states are offloaded to the host; null: not.
+  MemoryReport Memory(bool shared_memory,
+                      const Offload* offload = nullptr) const;
 
   // Returns a text for people: units, buffers, per-rank elements and padding
   // (the first ranks, when there are many), memory. Ends in a newline.

@@ -43,7 +43,7 @@ std::vector<SlotPlan> SlotsOf(const std::vector<UnitPlan>& units,
 uint64_t MemoryReport::HostTotal(int ranks_on_host, bool shared) const {
   const uint64_t once = shared ? param_bytes : 0;
   const uint64_t each = grad_bytes + state_bytes + workspace_bytes +
-                        transient_bytes + host_tensor_bytes +
+                        transient_bytes + host_tensor_bytes + staging_bytes +
                         (shared ? 0 : param_bytes);
   const auto ranks = static_cast<uint64_t>(ranks_on_host);
   return each > (UINT64_MAX - once) / ranks ? UINT64_MAX : once + each * ranks;
@@ -82,14 +82,16 @@ void Plan::ChooseSharding() {
   if (!shards_params_) param_slots_.assign(param_slots_.size(), {});
 }
 
-MemoryReport Plan::Memory(bool shared_memory) const {
+MemoryReport Plan::Memory(bool shared_memory, const Offload* offload) const {
   const MemorySizes sizes = LayOutMemory(*this, shared_memory);
   return {.param_bytes = sizes.params,
           .grad_bytes = sizes.grads + sizes.sums,
           .state_bytes = sizes.states,
           .workspace_bytes = sizes.workspace,
           .transient_bytes = sizes.grad_slots + sizes.param_slots,
-          .host_tensor_bytes = sizes.host_tensors};
+          .host_tensor_bytes = sizes.host_tensors,
+          .staging_bytes = StagingOf(*this, shared_memory, offload).bytes(),
+          .offloads_states = offload != nullptr};
 }
 
 }  // namespace shard

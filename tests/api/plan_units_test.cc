@@ -273,6 +273,19 @@ TEST(PlanUnitsTest, MemoryByPlacement) {
   EXPECT_EQ(on_gpus.pinned_bytes, uint64_t{4} * (4 << 20));
   EXPECT_EQ(on_gpus.host_bytes, on_gpus.pinned_bytes);
   EXPECT_GT(on_gpus.control_bytes, shared.control_bytes);
+
+  // Offloaded states are the host's, and so is the memory through which
+  // gradients and parameters pass: a thread has two slots, of pages for each.
+  gpus.device = "cuda:0?offload=states&offload_threads=1";
+  shard_memory offloaded = SHARD_MEMORY_INIT;
+  ASSERT_OK(shard_plan_memory(plan.get(), &gpus, &offloaded));
+  EXPECT_EQ(offloaded.state_bytes, on_gpus.state_bytes);
+  EXPECT_EQ(offloaded.device_bytes, on_gpus.device_bytes - on_gpus.state_bytes);
+  const uint64_t slots =
+      offloaded.pinned_bytes - on_gpus.pinned_bytes - 4 * on_gpus.state_bytes;
+  EXPECT_GT(slots, 0u);
+  EXPECT_EQ(slots % (uint64_t{4} * 2 * 2 * 4096), 0u);
+  EXPECT_EQ(offloaded.host_bytes, offloaded.pinned_bytes);
   EXPECT_LT(on_gpus.control_bytes, unshared.control_bytes);
 }
 
@@ -297,6 +310,10 @@ TEST(PlanUnitsTest, PlacementsThatCannotBeAreNamed) {
   placement.separate_memory = 0;
   placement.device = "abacus";
   fails(placement, {"'abacus' names no device", "cpu"});
+  placement.device = "cuda:0?offload=all";
+  fails(placement, {"offload='all'", "states"});
+  placement.device = "cpu?offload=states";
+  fails(placement, {"offload", "cpu"});
   for (const char* const number : {"-1", "0 ", "65536", "x", "GPU-12"}) {
     const std::string device = std::string("cuda:") + number;
     placement.device = device.c_str();

@@ -23,7 +23,7 @@ docs/checkpoints.md           c=3,text=1         //tests/docs:checkpoints_exampl
 docs/cpp.md                   cpp=5,text=1       //tests/docs:cpp_test
 docs/flat-layout.md           c=2,text=1         //tests/docs:flat_layout_example_test,this
 docs/go.md                    go=3,text=1        //tests/sdk/go:example_test
-docs/gpu.md                   c=2                this
+docs/gpu.md                   c=3                this
 docs/numerics.md              c=1                this
 docs/observability.md         c=1,log=1,text=2 //tests/docs:observability_test
 docs/packages.md              cmake=1,python=2   //tests/package:package_test

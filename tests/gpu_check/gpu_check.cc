@@ -20,9 +20,10 @@ namespace shard::gpu_check {
 namespace {
 
 const std::map<std::string, void (*)(const Options&, Report*)> kParts = {
-    {"load", Load},           {"bits", Bits},         {"staged", Staged},
-    {"bandwidth", Bandwidth}, {"overhead", Overhead}, {"graphs", Graphs},
-    {"muon", MuonSteps},
+    {"load", Load},         {"bits", Bits},
+    {"staged", Staged},     {"bandwidth", Bandwidth},
+    {"overhead", Overhead}, {"graphs", Graphs},
+    {"muon", MuonSteps},    {"offload", OffloadedSteps},
 };
 
 int Main(int argc, char** argv) {

@@ -37,13 +37,15 @@ check() {
 }
 
 check || fail "$(<"$TEST_TMPDIR/out")"
-for part in load bits staged bandwidth overhead graphs muon torch sanitizer; do
+for part in load bits staged bandwidth overhead graphs muon offload torch sanitizer; do
   grep -qE "^$part +passed" "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"
 done
 # Every optimizer that GPUs have in five combinations of dtypes, and more.
 grep -qE "^bits +passed +16[0-9] of 16[0-9] checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 grep -qE "^graphs +passed +4 of 4 checks" "$TEST_TMPDIR/out" ||
+  fail "$(<"$TEST_TMPDIR/out")"
+grep -qE "^offload +passed +7 of 7 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 # Muon's three precisions are as near to the CPU's as they are to be.
 grep -qE "^muon +passed +3 of 3 checks" "$TEST_TMPDIR/out" ||
@@ -54,7 +56,8 @@ found = json.load(open(sys.argv[1]))
 assert found["device"].startswith("Fake GPU"), found["device"]
 parts = found["parts"]
 assert list(parts) == ["load", "bits", "staged", "bandwidth", "overhead",
-                       "graphs", "muon", "torch", "sanitizer"], parts
+                       "graphs", "muon", "offload", "torch",
+                       "sanitizer"], parts
 assert all(not part["wrong"] and part["results"] for part in parts.values())
 assert any(result["check"] == "copy" and result["value"] > 0
            for result in parts["bandwidth"]["results"])

@@ -38,6 +38,9 @@ void Graphs(const Options& options, Report* report);
 // Muon: how far its parameters are from the CPU's, and its steps' time beside
 // that of their products.
 void MuonSteps(const Options& options, Report* report);
+// Offloaded optimizer states: the CPU's bits, and the time of a step by the
+// number of threads.
+void OffloadedSteps(const Options& options, Report* report);
 
 }  // namespace shard::gpu_check
 

@@ -56,6 +56,10 @@ typedef struct shard_engine_options {
    *              "cuda:GPU-..." or "cuda:MIG-..." (nvidia-smi -L). Loads
    *              libshard_cuda.so, which lies beside libshard.so. Several ranks
    *              may share a GPU.
+   *   "cuda:0?offload=states&offload_threads=N"
+   *              The same with optimizer states and masters in pinned memory of
+   *              the host, whose N threads per rank (4 where N is not given, at
+   *              most 256) step them. All ranks offload, or none does.
    *   "cpu-async?max_delay=SECONDS&seed=N"
    *              Runs every kernel on a thread after a pause, to find code that
    *              does not wait as it must. */
@@ -300,13 +304,13 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_stream(
  * graph and does not run; only shard_engine_zero_grad and one shard_engine_step
  * without a report are allowed. The step's options say what kind of step is
  * captured; it is not counted. A capture of a step ends the use of graphs of
- * the captures before. For one rank: UNIMPLEMENTED for more, with direct=0, and
- * on devices without graphs. FAILED_PRECONDITION while the stream is not
- * captured, in state FILLING, while a step is begun, units are acquired,
- * gradients are ready or parameters are summoned; with missing_grads; on an
- * engine whose units or gradients were ever marked; and after a replay that
- * nothing has waited for. An error of the step before is final, others leave
- * the engine as it was. Local, blocks until the step before has ended. */
+ * the captures before. For one rank: UNIMPLEMENTED for more, with direct=0,
+ * with offload, and on devices without graphs. FAILED_PRECONDITION while the
+ * stream is not captured, in state FILLING, while a step is begun, units are
+ * acquired, gradients are ready or parameters are summoned; with missing_grads;
+ * on an engine whose units or gradients were ever marked; and after a replay
+ * that nothing has waited for. An error of the step before is final, others
+ * leave the engine as it was. Local, blocks until the step before has ended. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_capture_begin(
     shard_engine* engine) SHARD_NOEXCEPT;
 

@@ -208,7 +208,9 @@ typedef struct shard_memory {
   uint64_t host_bytes; /* At most UINT64_MAX. */
   /* The page-locked part of host_bytes, for a device with memory of its own:
    * the model's buffers, and 4 MiB per rank through which collectives pass
-   * tensors, or more where the world has more than 65534 ranks. */
+   * tensors, or more where the world has more than 65534 ranks. With
+   * offload=states also optimizer states, masters and workspace, and the memory
+   * through which gradients and parameters pass. */
   uint64_t pinned_bytes;
   /* Per host, beside host_bytes: the memory through which the host's
    * communicator, the engine's and the engine's exchange of tensors pass

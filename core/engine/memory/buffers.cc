@@ -31,9 +31,14 @@ Status WithNeededMemory(const Status& status, const Plan& plan,
       device.id().kind == DeviceId::Kind::kCpu) {
     return status;
   }
-  const uint64_t bytes = plan.Memory(comm.direct()).DeviceTotal();
+  const MemoryReport needed = plan.Memory(comm.direct(), device.offload());
   return status.WithContext(
-      StrCat("a plan that needs ", FormatBytes(bytes), " on ", device.name()));
+      StrCat("a plan that needs ", FormatBytes(needed.DeviceTotal()), " on ",
+             device.name(),
+             device.offload() == nullptr
+                 ? ""
+                 : StrCat(", and ", FormatBytes(needed.PinnedTotal()),
+                          " of the host's memory")));
 }
 
 unsigned char* EngineMemory::Arena::base(int rank) const {
@@ -66,6 +71,8 @@ StatusOr<EngineMemory> EngineMemory::Allocate(const Plan& plan,
   memory.rank_ = comm->rank();
   memory.shared_ = comm->direct();
   const MemorySizes sizes = LayOutMemory(plan, memory.shared_);
+  memory.staging_layout_ = StagingOf(plan, memory.shared_, device->offload());
+  memory.offloads_states_ = device->offload() != nullptr;
   // One rank on an accelerator has its tensors there.
   const bool is_visible = memory.shared_ && device->ReachesSharedMemory();
   if (is_visible) {
@@ -118,10 +125,17 @@ Status EngineMemory::AllocateTensors(const MemorySizes& sizes, bool with_arenas,
   }
   SHARD_ASSIGN_OR_RETURN(sums_,
                          AllocateSome(device, "gradient sums", sizes.sums));
-  SHARD_ASSIGN_OR_RETURN(
-      states_, AllocateSome(device, "optimizer states", sizes.states));
+  const auto allocate_states = [&](std::string_view what, uint64_t bytes) {
+    return bytes == 0 ? StatusOr<DeviceMemory>(DeviceMemory())
+                      : device->AllocateStates(bytes, what);
+  };
+  SHARD_ASSIGN_OR_RETURN(states_,
+                         allocate_states("optimizer states", sizes.states));
   SHARD_ASSIGN_OR_RETURN(workspace_,
-                         AllocateSome(device, "workspace", sizes.workspace));
+                         allocate_states("workspace", sizes.workspace));
+  SHARD_ASSIGN_OR_RETURN(staging_,
+                         allocate_states("staging memory of offloaded updates",
+                                         staging_layout_.bytes()));
   return Status();
 }
 
@@ -172,7 +186,8 @@ bool EngineMemory::Overlaps(std::span<const std::byte> memory) const {
     }
   }
   for (const DeviceMemory* pages :
-       {&param_slots_, &sums_, &states_, &workspace_, host_tensors_.get()}) {
+       {&param_slots_, &sums_, &states_, &workspace_, &staging_,
+        host_tensors_.get()}) {
     if (overlaps(pages->data(), RoundUpToPage(pages->size()))) return true;
   }
   return false;
@@ -187,6 +202,8 @@ MemoryReport EngineMemory::Measure() const {
   report.transient_bytes =
       grad_slots_.bytes() + RoundUpToPage(param_slots_.size());
   report.host_tensor_bytes = RoundUpToPage(host_tensors_->size());
+  report.staging_bytes = RoundUpToPage(staging_.size());
+  report.offloads_states = offloads_states_;
   return report;
 }
 

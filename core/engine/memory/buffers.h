@@ -10,6 +10,7 @@
 //   param slots   -                             private
 //   sums, states  this rank's range: private
 //   workspace     private
+//   staging       private, the host's: where states are offloaded
 //   host tensors  private, and kept when the plan changes
 
 #ifndef SHARD_CORE_ENGINE_MEMORY_BUFFERS_H_
@@ -23,6 +24,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/dtype.h"
+#include "core/base/offload.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
@@ -92,6 +94,9 @@ class EngineMemory {
   float* workspace() const {
     return reinterpret_cast<float*>(workspace_.data());
   }
+  // Returns the memory through which offloaded updates pass, and its layout.
+  std::byte* staging() const { return staging_.data(); }
+  const OffloadStaging& staging_layout() const { return staging_layout_; }
   // Return the slot's memory for a unit at `depth`. REQUIRES: 0 <= slot < the
   // plan's count at that depth; for `rank`, memory that is shared, or this rank
   // itself.
@@ -143,6 +148,9 @@ class EngineMemory {
   DeviceMemory sums_;
   DeviceMemory states_;
   DeviceMemory workspace_;
+  DeviceMemory staging_;
+  OffloadStaging staging_layout_;
+  bool offloads_states_ = false;
   // Shared with the memory that replaces this one, so that the host's pointers
   // stay valid.
   std::shared_ptr<const DeviceMemory> host_tensors_;

@@ -156,6 +156,8 @@ StatusOr<UpdateList> MakeUpdateList(const Plan& plan,
   }
   UpdateList list;
   list.workspace = workspace;
+  list.staging = memory.staging();
+  list.staging_layout = memory.staging_layout();
   ListBuilder builder(plan, rank, &list);
   for (const EngineBuffer& buffer : memory.buffers()) {
     if (!buffer.plan->trainable) continue;

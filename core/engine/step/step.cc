@@ -81,6 +81,8 @@ Status Stepper::Run(const StepInput& input, bool meets,
       SHARD_RETURN_IF_ERROR(EnqueueNorm(NormPass::kSecond, report));
     }
   }
+  // Before the updates, some of which the host makes.
+  latch_.Download(deps_.compute);
   SHARD_RETURN_IF_ERROR(EnqueueUpdates(reduced, deadline, report));
   begun_ = false;
   {
@@ -91,7 +93,6 @@ Status Stepper::Run(const StepInput& input, bool meets,
     if (!status.ok()) return status;
   }
   Stopwatch updating(&report->seconds_update);
-  latch_.Download(deps_.compute);
   if (captures_) latch_.DownloadMark(deps_.compute);
   // A skipped step has changed nothing, where that is known by now.
   const bool skipped = deps_.compute->IsInline() && latch_.host_block().skipped;

@@ -18,15 +18,15 @@ namespace shard {
 uint64_t HostBytesToAllocate(const Plan& plan, const Communicator& comm,
                              const Device& device, const Plan* before) {
   const bool shared = SharesTensors(comm, device);
-  MemoryReport memory = plan.Memory(shared);
-  if (device.id().kind != DeviceId::Kind::kCpu) {
-    memory = {.host_tensor_bytes = memory.host_tensor_bytes};
-  }
+  MemoryReport memory = plan.Memory(shared, device.offload());
   // Another plan keeps the host tensors and the collectives.
   if (before != nullptr) {
     memory.host_tensor_bytes = 0;
   } else if (!device.IsHostMemory()) {
     memory.host_tensor_bytes += RoundUpToPage(StagingBytes(comm.world_size()));
+  }
+  if (device.id().kind != DeviceId::Kind::kCpu) {
+    memory = {.host_tensor_bytes = memory.PinnedTotal()};
   }
   return memory.HostTotal(comm.local_world_size(), shared);
 }
@@ -82,7 +82,8 @@ Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
     const auto ranks =
         static_cast<uint64_t>(std::count(all.begin(), all.end(), mine));
     const uint64_t bytes =
-        plan.Memory(SharesTensors(*comm, *device)).DeviceTotal();
+        plan.Memory(SharesTensors(*comm, *device), device->offload())
+            .DeviceTotal();
     if (bytes > room->free / ranks) {
       local = ResourceExhausted(
           "the plan needs ", FormatBytes(bytes), " (", bytes, " bytes) ",

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/device/forwarding_device.h"
 #include "core/device/stream.h"
-#include "tests/core/device/forwarding_device.h"
 
 namespace shard::testing {
 

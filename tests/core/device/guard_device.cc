@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "core/comm/exchange.h"
+#include "core/device/forwarding_device.h"
 #include "core/device/stream.h"
-#include "tests/core/device/forwarding_device.h"
 #include "tests/core/device/guard_memory.h"
 
 namespace shard::testing {

@@ -8,6 +8,7 @@
 
 #include "core/base/strings.h"
 #include "core/device/cuda/cuda_device.h"
+#include "core/device/offload/offloading_device.h"
 
 namespace shard::testing {
 
@@ -104,10 +105,19 @@ bool TestsAreOn(std::string_view device) {
 
 std::vector<const char*> DeviceSpecs(std::initializer_list<const char*> usual) {
   if (TestsAreOn("fake_cuda")) return {"cuda:0"};
+  if (TestsAreOn("offloaded")) return {"cuda:0?offload=states"};
   return usual;
 }
 
 StatusOr<std::shared_ptr<Device>> OpenTestDevice(std::string_view spec) {
+  constexpr std::string_view kOffloaded = "?offload=states";
+  if (spec.ends_with(kOffloaded)) {
+    spec.remove_suffix(kOffloaded.size());
+    SHARD_ASSIGN_OR_RETURN(auto device, OpenTestDevice(spec));
+    SHARD_ASSIGN_OR_RETURN(auto host, OpenDevice("cpu"));
+    return OffloadStates(std::move(device), std::move(host),
+                         {.threads = 2, .window = 512});
+  }
   if (spec.starts_with("cuda:")) {
     SHARD_ASSIGN_OR_RETURN(auto device, cuda::OpenDevice(spec.substr(5)));
     return std::shared_ptr<Device>(

@@ -17,7 +17,7 @@
 
 #include "core/base/status.h"
 #include "core/device/device.h"
-#include "tests/core/device/forwarding_device.h"
+#include "core/device/forwarding_device.h"
 
 namespace shard::testing {
 
@@ -57,6 +57,8 @@ std::shared_ptr<Device> WithoutSharedMemory(std::shared_ptr<Device> device);
 // Opens a device as OpenDevice does, which does not know these:
 //   cpu-async?host=async   An AsyncHostDevice; with the other parameters of
 //                          cpu-async as well.
+//   SPEC?offload=states    The device of SPEC with two threads that update
+//                          small windows.
 //   unshared:SPEC          The device of SPEC, without shared memory.
 //   cuda:N                 The device in this program, and not in
 //                          libshard_cuda.so. Tensors that the host gives may be
@@ -66,8 +68,14 @@ StatusOr<std::shared_ptr<Device>> OpenTestDevice(std::string_view spec);
 // Whether SHARD_TEST_DEVICE in the environment names `device`.
 bool TestsAreOn(std::string_view device);
 
+// Whether they are on the fake of CUDA's driver.
+inline bool TestsAreOnGpu() {
+  return TestsAreOn("fake_cuda") || TestsAreOn("offloaded");
+}
+
 // Returns the devices that a suite is instantiated with: `usual`, or "cuda:0"
-// where the tests are on the fake of CUDA's driver ("fake_cuda").
+// where the tests are on the fake of CUDA's driver ("fake_cuda"), or
+// "cuda:0?offload=states" ("offloaded").
 std::vector<const char*> DeviceSpecs(std::initializer_list<const char*> usual);
 
 }  // namespace shard::testing

@@ -10,6 +10,7 @@
 //             edge between streams that is missing.
 //   fake_cuda "cuda:0" instead of "cpu", on a fake of CUDA's driver, which sees
 //             each such edge as well.
+//   offloaded The same with "cuda:0?offload=states".
 //
 // Tests read and write tensors at KernelView's addresses, as a host's kernels
 // do.
@@ -39,10 +40,13 @@ inline StatusOr<std::unique_ptr<Engine>> CreateEngine(
         (options->device.empty() || options->device == "cpu")) {
       options->device = "cpu-async";
     }
-    const bool gpu = TestsAreOn("fake_cuda") &&
+    const bool gpu = testing::TestsAreOnGpu() &&
                      options->opened_device == nullptr &&
                      (options->device.empty() || options->device == "cpu");
-    if (gpu) options->device = "cuda:0";
+    if (gpu) {
+      options->device =
+          TestsAreOn("offloaded") ? "cuda:0?offload=states" : "cuda:0";
+    }
     if (options->opened_device == nullptr) {
       // A wrong spec is left to the engine.
       auto device = testing::OpenTestDevice(options->device);

@@ -102,9 +102,10 @@ using Result = StatusOr<std::vector<float>>;
 
 // Returns the elements of parameter 0 after three steps.
 Result Train(const std::shared_ptr<const Plan>& plan,
-             const std::shared_ptr<Communicator>& comm, cuda::CuStream stream) {
+             const std::shared_ptr<Communicator>& comm, cuda::CuStream stream,
+             const std::optional<Offload>& offload) {
   SHARD_ASSIGN_OR_RETURN(const auto engine,
-                         cuda_training::MakeEngine(plan, comm));
+                         cuda_training::MakeEngine(plan, comm, offload));
   if (stream != nullptr) SHARD_RETURN_IF_ERROR(engine->SetStream(stream));
   SHARD_RETURN_IF_ERROR(cuda_training::Fill(engine.get()));
   for (int step = 1; step <= 3; ++step) {
@@ -197,7 +198,8 @@ class Trainings {
     RunThreadRanks(form_.world_size, [&](const auto& comm) {
       const auto rank = static_cast<size_t>(comm->rank());
       Result& result = outcome.results[rank];
-      result = Train(plan_, comm, stream ? stream->get() : nullptr);
+      result = Train(plan_, comm, stream ? stream->get() : nullptr,
+                     cuda_training::OffloadOf(form_));
       // As a host does that goes on no more.
       if (!result.ok()) comm->Abort(result.status());
       modes[rank] = CaptureModeOfThread();
@@ -360,6 +362,15 @@ TEST_F(CudaFaultTest, AnErrorOfAnyCallIsFoundOnAHostsStream) {
 
 TEST_F(CudaFaultTest, AnErrorOfAnyCallEndsBothRanks) {
   TrainWithEveryFault({.units = 2, .world_size = 2}, 5);
+}
+
+// Copies of threads of the host fail in the middle of an update.
+TEST_F(CudaFaultTest, AnErrorOfAnyCallIsAnErrorOfATrainingWithOffload) {
+  TrainWithEveryFault({.units = 2, .offloads = true}, 8);
+}
+
+TEST_F(CudaFaultTest, AnErrorOfAnyCallEndsBothRanksOfATrainingWithOffload) {
+  TrainWithEveryFault({.units = 2, .world_size = 2, .offloads = true}, 2);
 }
 
 // The calls of cuBLAS are among them.

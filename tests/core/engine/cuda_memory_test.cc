@@ -22,9 +22,9 @@
 #include "core/base/strings.h"
 #include "core/device/cuda/cuda_device.h"
 #include "core/device/cuda/driver_api.h"
+#include "core/device/forwarding_device.h"
 #include "core/engine/engine.h"
 #include "tests/core/base/expect_status.h"
-#include "tests/core/device/forwarding_device.h"
 #include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/fake_cuda/fake_cuda_fixture.h"
@@ -190,7 +190,7 @@ TEST_P(CudaMemoryTest, RanksOnADeviceLeaveRoomForEachOther) {
 }
 
 // A device of a process of its own, which keeps memory until it looks for room.
-class KeepingDevice final : public testing::ForwardingDevice {
+class KeepingDevice final : public ForwardingDevice {
  public:
   KeepingDevice(std::shared_ptr<Device> device, int rank,
                 std::atomic<int>* looked)

@@ -12,13 +12,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/device/cuda/cuda_device.h"
 #include "core/device/cuda/driver.h"
+#include "core/device/offload/offloading_device.h"
 #include "core/engine/engine.h"
 #include "core/optim/loss_scaler.h"
 #include "tests/core/base/expect_status.h"
@@ -38,7 +41,15 @@ struct Form {
   std::string optimizer = "adamw";
   // Those of each unit, instead of its equal tensors.
   std::vector<std::vector<int64_t>> shapes = {};
+  // Optimizer states lie in the host's memory; two threads step windows of 512
+  // elements.
+  bool offloads = false;
 };
+
+inline std::optional<Offload> OffloadOf(const Form& form) {
+  if (!form.offloads) return std::nullopt;
+  return Offload{.threads = 2, .window = 512};
+}
 
 // A training with Muon, of a wide and a tall matrix.
 inline Form MuonForm() {
@@ -73,11 +84,17 @@ inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
 
 inline StatusOr<std::unique_ptr<Engine>> MakeEngine(
     const std::shared_ptr<const Plan>& plan,
-    const std::shared_ptr<Communicator>& comm) {
+    const std::shared_ptr<Communicator>& comm,
+    std::optional<Offload> offload = std::nullopt) {
   EngineOptions options;
   SHARD_ASSIGN_OR_RETURN(options.loss_scaler,
                          LossScaler::Parse("dynamic?init_scale=8"));
   SHARD_ASSIGN_OR_RETURN(options.opened_device, cuda::OpenDevice("0"));
+  if (offload) {
+    SHARD_ASSIGN_OR_RETURN(auto host, OpenDevice("cpu"));
+    options.opened_device = OffloadStates(std::move(options.opened_device),
+                                          std::move(host), *offload);
+  }
   return Engine::Create(plan, comm, options);
 }
 

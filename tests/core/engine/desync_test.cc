@@ -16,11 +16,11 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/device/forwarding_device.h"
 #include "core/engine/engine.h"
 #include "core/optim/groups.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/temp_folder.h"
-#include "tests/core/device/forwarding_device.h"
 #include "tests/core/device/test_device.h"
 #include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/thread_ranks.h"
@@ -237,7 +237,7 @@ TEST(DesyncTest, OwnersAreNamed) {
 // Ranks whose devices reach the memory that ranks share have tensors there;
 // others move their tensors.
 TEST(DesyncTest, DevicesAreNamed) {
-  class OfKind final : public testing::ForwardingDevice {
+  class OfKind final : public ForwardingDevice {
    public:
     using ForwardingDevice::ForwardingDevice;
     DeviceId id() const override { return {DeviceId::Kind::kCuda, 0}; }

@@ -8,7 +8,7 @@
 SHARD_TEST_DEVICE="$1"
 export SHARD_TEST_DEVICE
 shift
-if [ "$SHARD_TEST_DEVICE" = fake_cuda ]; then
+if [ "$SHARD_TEST_DEVICE" = fake_cuda ] || [ "$SHARD_TEST_DEVICE" = offloaded ]; then
   # Where dlopen finds libcuda.so.1. The program fails if the fake has seen work
   # without an order.
   LD_LIBRARY_PATH="$PWD/tests/fake_cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"

@@ -135,6 +135,82 @@ _FAKE_CUDA_LONG = {
     ],
 }
 
+# The same for "cuda:0?offload=states" on that fake. What no offloaded update takes
+# part in is left out.
+_OFFLOADED = {
+    "//tests/core/engine:checkpoints_tests": {
+        "CheckpointOptionsTest.*": "is about errors of arguments",
+        "DeviceStateTest.*": "opens the guard device itself",
+        "HostileNames.*": "is about names; the tensors have one element",
+        "HungRankTest.*": "waits for deadlines",
+    },
+    "//tests/core/engine:gradients_tests": {
+        "*/*apart_*": "ranks on GPUs share no memory in either form",
+        "*BoundMemoryTest.*": "is about memory that is not offloaded",
+        "MissingGradsRandomTest.*": "calls differ between ranks that share memory",
+    },
+    "//tests/core/engine:steps_tests": {
+        "*/*apart_*": "ranks on GPUs share no memory in either form",
+        "*EnginePrecisionTest.*16_*_W?": "sums of 16 bits are rounded between ranks",
+        "*HostStreamTest.*": "runs on cpu-async",
+        "*InvarianceTest.*": "is about bits that ranks with shared memory have",
+        "*StepModelTest.*": "has forms on cpu-async",
+        "*StreamOrderTest.*": "runs on cpu-async",
+        "DesyncTest.*": "compares plans and arguments, no elements",
+        "PrecisionTest.*": "sums of 16 bits are rounded between ranks",
+        "RuntimeOrderTest.*": "makes streams of its own, and no engine",
+    },
+    "//tests/core/engine:units_tests": {
+        "*/*apart_*": "ranks on GPUs share no memory in either form",
+        "*AgreementTest.*": "has no engine",
+        "*CommQueue*Test.*": "has no engine",
+        "*DifferentCallsTest.*": "is about calls that fail before elements move",
+        "*EngineMemoryTest.*": "counts bytes, which are the same",
+        "*ValidProgramsTest.*": "is about the order of calls",
+        "*WrongCallsTest.*": "is about calls that fail before elements move",
+        "CountersTest.*": "has no engine",
+        "DecideTest.*": "has no engine",
+        "SlotsTest.*": "has no engine",
+        "SupportedTest.*": "is about the host's memory",
+        "UnitStatesTest.*": "has no engine",
+    },
+}
+
+# Those of them that run in the long form alone. fake_cuda takes the other paths.
+_OFFLOADED_LONG = {
+    "//tests/core/engine:checkpoints_tests": [
+        "CheckpointAsyncTest.*",
+        "CheckpointTest.LoadsEveryWorldSizeIntoEveryOther",
+        "CheckpointTest.ResumeContinuesBitIdentically",
+    ],
+    "//tests/core/engine:gradients_tests": [
+        "*JoinTest.*",
+        "*MissingGradsTest.*/*stage?",
+        "*MissingGradsTest.*/*stage?_*",
+        "WhoHasGradientsTest.*",
+    ],
+    "//tests/core/engine:steps_tests": [
+        "*AccumulateTest.*",
+        "*NarrowParamsTest.StochasticRoundingIsUnbiased/*",
+        "*ShardGroupsTest.*",
+        "*SkipTest.*/adamw_*",
+        "*StagesTest.*/*overwritten*",
+        "*StagesTest.*/*stage?_*",
+        "*StagesTest.*/begun_stage1",
+        "*StagesTest.*/stage0",
+        "*StagesTest.*/stage1",
+        "*StagesTest.*/stage2",
+    ],
+    "//tests/core/engine:units_tests": [
+        "*ReplanTest.*/stage2",
+        "*ReplanTest.*/stage3",
+        "*ReplanTest.*_greedy",
+        "*SummonTest.*/stage1",
+        "*SummonTest.*/stage2",
+        "*SummonTest.*_groups",
+    ],
+}
+
 # Other programs with an engine run without the guard device:
 #
 #   core/engine:memory_test, many_tensors_test, state_memory_test
@@ -168,13 +244,13 @@ def _rerun(device, left_out_of, tags, only_long = {}):
                 "--only_long=" + ":".join(only_long.get(label, [])),
             ],
             data = [":" + program] + (
-                ["//tests/fake_cuda:libcublasLt.so.13", "//tests/fake_cuda:libcuda.so.1"] if device == "fake_cuda" else []
+                ["//tests/fake_cuda:libcublasLt.so.13", "//tests/fake_cuda:libcuda.so.1"] if device in ("fake_cuda", "offloaded") else []
             ),
             tags = tags,
         )
 
 def on_other_devices():
-    """Defines guarded_NAME and async_NAME for each program NAME of the package.
+    """Defines DEVICE_NAME for each program NAME of the package.
 
     The program runs with SHARD_TEST_DEVICE in its environment: see create_engine.h.
     The guard device runs under no sanitizer: these see the same work in the program
@@ -185,3 +261,4 @@ def on_other_devices():
     _rerun("guarded", _GUARDED, ["nosan"])
     _rerun("async", _ASYNC, ["tsanonly"])
     _rerun("fake_cuda", _FAKE_CUDA, ["nosan"], _FAKE_CUDA_LONG)
+    _rerun("offloaded", _OFFLOADED, ["nosan"], _OFFLOADED_LONG)

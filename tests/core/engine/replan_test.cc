@@ -88,7 +88,10 @@ class ReplanTest : public ::testing::TestWithParam<Form> {
           }
           const bool shares = (*engine)->SharesTensors();
           EXPECT_EQ((*engine)->Memory().HostTotal(1, shares),
-                    (*engine)->plan().Memory(shares).HostTotal(1, shares));
+                    (*engine)
+                        ->plan()
+                        .Memory(shares, (*engine)->offload())
+                        .HostTotal(1, shares));
           auto read = trainer.Read();
           if (comm->rank() == 0) result = std::move(read);
         },

@@ -88,8 +88,7 @@ void ExpectMatchesReference(const std::string& optimizer,
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const int world_size : {1, 2, 3}) {
       // Ranks on GPUs round their sums of 16 bits.
-      if (testing::TestsAreOn("fake_cuda") && dtype == DType::kBF16 &&
-          world_size > 1) {
+      if (testing::TestsAreOnGpu() && dtype == DType::kBF16 && world_size > 1) {
         continue;
       }
       for (const double max_grad_norm : {0.0, 0.5}) {

@@ -647,7 +647,9 @@ pub struct shard_memory {
     pub host_bytes: u64,
     /// The page-locked part of host_bytes, for a device with memory of its own:
     /// the model's buffers, and 4 MiB per rank through which collectives pass
-    /// tensors, or more where the world has more than 65534 ranks.
+    /// tensors, or more where the world has more than 65534 ranks. With
+    /// offload=states also optimizer states, masters and workspace, and the memory
+    /// through which gradients and parameters pass.
     pub pinned_bytes: u64,
     /// Per host, beside host_bytes: the memory through which the host's
     /// communicator, the engine's and the engine's exchange of tensors pass
@@ -856,6 +858,10 @@ pub struct shard_engine_options {
     ///              "cuda:GPU-..." or "cuda:MIG-..." (nvidia-smi -L). Loads
     ///              libshard_cuda.so, which lies beside libshard.so. Several ranks
     ///              may share a GPU.
+    ///   "cuda:0?offload=states&offload_threads=N"
+    ///              The same with optimizer states and masters in pinned memory of
+    ///              the host, whose N threads per rank (4 where N is not given, at
+    ///              most 256) step them. All ranks offload, or none does.
     ///   "cpu-async?max_delay=SECONDS&seed=N"
     ///              Runs every kernel on a thread after a pause, to find code that
     ///              does not wait as it must.
@@ -1146,8 +1152,8 @@ extern "C" {
     /// graph and does not run; only shard_engine_zero_grad and one shard_engine_step
     /// without a report are allowed. The step's options say what kind of step is
     /// captured; it is not counted. A capture of a step ends the use of graphs of
-    /// the captures before. For one rank: UNIMPLEMENTED for more, with direct=0, and
-    /// on devices without graphs. FAILED_PRECONDITION while the stream is not
+    /// the captures before. For one rank: UNIMPLEMENTED for more, with direct=0, with
+    /// offload, and on devices without graphs. FAILED_PRECONDITION while the stream is not
     /// captured, in state FILLING, while a step is begun, units are acquired,
     /// gradients are ready or parameters are summoned; with missing_grads; on an
     /// engine whose units or gradients were ever marked; and after a replay that

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ForwardingDevice: a base of devices of tests that change some of another
-// device's methods.
+// ForwardingDevice: a base of devices that change some of another device's
+// methods.
 
-#ifndef SHARD_TESTS_CORE_DEVICE_FORWARDING_DEVICE_H_
-#define SHARD_TESTS_CORE_DEVICE_FORWARDING_DEVICE_H_
+#ifndef SHARD_CORE_DEVICE_FORWARDING_DEVICE_H_
+#define SHARD_CORE_DEVICE_FORWARDING_DEVICE_H_
 
 #include <cstddef>
 #include <memory>
@@ -16,7 +16,7 @@
 #include "core/base/status.h"
 #include "core/device/device.h"
 
-namespace shard::testing {
+namespace shard {
 
 class ForwardingDevice : public Device {
  public:
@@ -25,9 +25,19 @@ class ForwardingDevice : public Device {
 
   const std::string& name() const override { return device_->name(); }
   DeviceId id() const override { return device_->id(); }
+  const Offload* offload() const override { return device_->offload(); }
   StatusOr<DeviceMemory> Allocate(size_t bytes,
                                   std::string_view what) override {
     return device_->Allocate(bytes, what);
+  }
+  StatusOr<DeviceMemory> AllocateStates(size_t bytes,
+                                        std::string_view what) override {
+    // Tensors of this device, where states are not offloaded.
+    return offload() == nullptr ? Allocate(bytes, what)
+                                : device_->AllocateStates(bytes, what);
+  }
+  bool IsOffloaded(const void* memory) const override {
+    return device_->IsOffloaded(memory);
   }
   StatusOr<MemoryRoom> FindMemoryRoom(const Deadline& deadline) override {
     return device_->FindMemoryRoom(deadline);
@@ -59,6 +69,6 @@ class ForwardingDevice : public Device {
   const std::shared_ptr<Device> device_;
 };
 
-}  // namespace shard::testing
+}  // namespace shard
 
-#endif  // SHARD_TESTS_CORE_DEVICE_FORWARDING_DEVICE_H_
+#endif  // SHARD_CORE_DEVICE_FORWARDING_DEVICE_H_

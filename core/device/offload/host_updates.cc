@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/device/offload/host_updates.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "core/base/deadline.h"
+#include "core/base/dtype.h"
+#include "core/base/offload.h"
+#include "core/base/parallel.h"
+#include "core/device/event.h"
+#include "core/device/offload/windows.h"
+#include "core/device/stream.h"
+
+namespace shard {
+
+namespace {
+
+// A window's copies take milliseconds: a device that has not made them by then
+// does not work.
+constexpr double kCopySeconds = 30;
+
+// Returns the list without what updates alone use.
+UpdateList NormsOf(const UpdateList& list) {
+  UpdateList norms;
+  norms.sources = list.sources;
+  for (const UpdateRange& given : list.ranges) {
+    UpdateRange range = given;
+    range.formula = Formula::kSgd;
+    range.master = nullptr;
+    range.num_states = 0;
+    range.states = {};
+    range.scales = {};
+    range.first_slice = range.num_slices = 0;
+    range.is_tensor = false;
+    range.first_tensor = 0;
+    norms.ranges.push_back(range);
+  }
+  return norms;
+}
+
+}  // namespace
+
+// A thread's windows, by range, and what it works with.
+class HostUpdates::Lane {
+ public:
+  static StatusOr<std::unique_ptr<Lane>> Create(Device* device, Device* host,
+                                                std::byte* staging,
+                                                OffloadStaging::Slot slot,
+                                                float* workspace) {
+    auto lane = std::make_unique<Lane>();
+    lane->staging_ = staging;
+    lane->slot_ = slot;
+    lane->list_.workspace = workspace;
+    SHARD_ASSIGN_OR_RETURN(lane->steps_,
+                           host->CreateStream(StreamKind::kCompute));
+    SHARD_ASSIGN_OR_RETURN(lane->copies_,
+                           device->CreateStream(StreamKind::kCompute));
+    return lane;
+  }
+
+  void BeginRange() { first_windows_.push_back(windows_.size()); }
+
+  // Adds a window of the range that was begun last.
+  void Add(const UpdateList& list, const UpdateRange& range,
+           const Window& window) {
+    std::byte* const slot = SlotOf(windows_.size());
+    windows_.push_back(
+        {window, static_cast<std::byte*>(range.param) +
+                     window.begin * DTypeSize(range.param_dtype)});
+    AddWindow(list, range, window, slot, slot + slot_.grad_bytes, &list_);
+  }
+
+  // Updates this lane's windows of a range.
+  Status Run(size_t range, const StepBlock& block, const void* grads) {
+    const size_t begin = first_windows_[range];
+    const size_t end = range + 1 < first_windows_.size()
+                           ? first_windows_[range + 1]
+                           : windows_.size();
+    std::array<Event, kOffloadSlots> fetched;
+    const auto fetch = [&](size_t w) {
+      fetched[w % kOffloadSlots] = Fetch(w, block, grads);
+    };
+    if (begin < end) fetch(begin);
+    for (size_t w = begin; w < end; ++w) {
+      if (w + 1 < end) fetch(w + 1);
+      SHARD_RETURN_IF_ERROR(fetched[w % kOffloadSlots].Synchronize(
+          Deadline::After(kCopySeconds)));
+      steps_->Update(list_, w, StepBlocks::Shared(&block), nullptr);
+      SHARD_RETURN_IF_ERROR(steps_->status());
+      Store(w);
+    }
+    return copies_->Synchronize(Deadline::After(kCopySeconds));
+  }
+
+ private:
+  struct Placed {
+    Window window;
+    std::byte* param;  // The window's, on the device.
+  };
+
+  std::byte* SlotOf(size_t window) const {
+    return staging_ + window % kOffloadSlots * slot_.bytes();
+  }
+
+  Event Fetch(size_t w, const StepBlock& block, const void* grads) {
+    const UpdateRange& range = list_.ranges[w];
+    const Window& window = windows_[w].window;
+    const size_t size = DTypeSize(range.source_dtype);
+    copies_->Copy(range.own_grads,
+                  static_cast<const std::byte*>(grads) + window.begin * size,
+                  window.count * size);
+    // All that is not written is stored as it was.
+    if (range.master == nullptr || block.has_param_rows()) {
+      copies_->Copy(range.param, windows_[w].param,
+                    window.count * DTypeSize(range.param_dtype));
+    }
+    return copies_->Record();
+  }
+
+  void Store(size_t w) {
+    const UpdateRange& range = list_.ranges[w];
+    copies_->Copy(windows_[w].param, range.param,
+                  windows_[w].window.count * DTypeSize(range.param_dtype));
+  }
+
+  std::byte* staging_ = nullptr;
+  OffloadStaging::Slot slot_;
+  UpdateList list_;  // Each window is a range.
+  std::vector<Placed> windows_;
+  std::vector<size_t> first_windows_;  // By range.
+  std::unique_ptr<Stream> steps_;
+  std::unique_ptr<Stream> copies_;
+};
+
+HostUpdates::~HostUpdates() = default;
+
+StatusOr<std::shared_ptr<const HostUpdates>> HostUpdates::Make(
+    Device* device, Device* host, const UpdateList& list) {
+  std::shared_ptr<HostUpdates> made(new HostUpdates);
+  made->norms_ = NormsOf(list);
+  SHARD_RETURN_IF_ERROR(device->Prepare(&made->norms_));
+  const OffloadStaging& staging = list.staging_layout;
+  std::byte* at = list.staging;
+  for (size_t t = 0; t < staging.threads; ++t) {
+    const OffloadStaging::Slot& slot = t == 0 ? staging.first : staging.others;
+    SHARD_ASSIGN_OR_RETURN(
+        auto lane, Lane::Create(device, host, at, slot, list.workspace));
+    made->lanes_.push_back(std::move(lane));
+    at += kOffloadSlots * slot.bytes();
+  }
+  for (const UpdateRange& range : list.ranges) {
+    for (const auto& lane : made->lanes_) lane->BeginRange();
+    const std::vector<Window> windows = WindowsOf(list, range, staging.window);
+    const size_t lanes =
+        std::min(windows.size(), range.is_tensor ? 1 : made->lanes_.size());
+    made->num_lanes_.push_back(lanes);
+    for (size_t w = 0; w < windows.size(); ++w) {
+      made->lanes_[w % lanes]->Add(list, range, windows[w]);
+    }
+  }
+  return std::shared_ptr<const HostUpdates>(std::move(made));
+}
+
+Status HostUpdates::Run(size_t range, const StepBlock& block,
+                        const void* grads) const {
+  const size_t lanes = num_lanes_[range];
+  if (block.skipped || lanes == 0) return Status();
+  return ParallelFor(lanes, static_cast<int>(lanes), [&](size_t lane, int) {
+    return lanes_[lane]->Run(range, block, grads);
+  });
+}
+
+}  // namespace shard
