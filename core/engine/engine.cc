@@ -85,7 +85,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
       },
       deadline));
   SHARD_RETURN_IF_ERROR(
-      CheckDeviceMemory(*plan, comm.get(), device.get(), deadline));
+      CheckDeviceMemory(*plan, comm.get(), device.get(), nullptr, deadline));
   const auto blas = FindBlas(*plan, hypers, device.get());
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm.get(), "find a BLAS", blas.status(), deadline));

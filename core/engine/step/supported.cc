@@ -9,26 +9,38 @@
 #include <vector>
 
 #include "core/base/host_memory.h"
-#include "core/base/strings.h"
-#include "core/collectives/collectives.h"
+#include "core/engine/step/explain_misfit.h"
 #include "core/state/manifest_bound.h"
 
 namespace shard {
 
+namespace {
+
+bool HasDeviceMemory(const Device& device) {
+  return device.id().kind != DeviceId::Kind::kCpu;
+}
+
+RankPlacement PlacementOf(const Communicator& comm, const Device& device) {
+  return {.shares_tensors = SharesTensors(comm, device),
+          .device = device.name(),
+          .has_device_memory = HasDeviceMemory(device),
+          .has_staging = !device.IsHostMemory(),
+          .offload = device.offload(),
+          .ranks_on_host = comm.local_world_size()};
+}
+
+// Returns kResourceExhausted where the plan does not fit.
+Status CheckRooms(const Plan& plan, const RankPlacement& placement,
+                  const Rooms& rooms, const Plan* before) {
+  const std::string misfit = ExplainMisfit(plan, placement, rooms, before);
+  return misfit.empty() ? Status() : ResourceExhausted(misfit);
+}
+
+}  // namespace
+
 uint64_t HostBytesToAllocate(const Plan& plan, const Communicator& comm,
                              const Device& device, const Plan* before) {
-  const bool shared = SharesTensors(comm, device);
-  MemoryReport memory = plan.Memory(shared, device.offload());
-  // Another plan keeps the host tensors and the collectives.
-  if (before != nullptr) {
-    memory.host_tensor_bytes = 0;
-  } else if (!device.IsHostMemory()) {
-    memory.host_tensor_bytes += RoundUpToPage(StagingBytes(comm.world_size()));
-  }
-  if (device.id().kind != DeviceId::Kind::kCpu) {
-    memory = {.host_tensor_bytes = memory.PinnedTotal()};
-  }
-  return memory.HostTotal(comm.local_world_size(), shared);
+  return NeedOf(plan, PlacementOf(comm, device), before).host;
 }
 
 Status CheckSupported(const Plan& plan, const Communicator& comm,
@@ -40,8 +52,10 @@ Status CheckSupported(const Plan& plan, const Communicator& comm,
   }
   // Checks all memory at once: each allocation alone may fit, and the kernel
   // grants pages that it does not have.
-  SHARD_RETURN_IF_ERROR(CheckHostMemory(
-      HostBytesToAllocate(plan, comm, device, before), kShardFurther));
+  if (!HasDeviceMemory(device)) {
+    SHARD_RETURN_IF_ERROR(CheckRooms(plan, PlacementOf(comm, device),
+                                     {.host = AvailableHostMemory()}, before));
+  }
   // A model that trains can be saved.
   SHARD_RETURN_IF_ERROR(CheckManifestFits(plan));
   for (const FlatBufferPlan& buffer : plan.buffers()) {
@@ -57,9 +71,9 @@ Status CheckSupported(const Plan& plan, const Communicator& comm,
 }
 
 Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
-                         const Deadline& deadline) {
+                         const Plan* before, const Deadline& deadline) {
   // CheckSupported has looked at the host's memory.
-  if (device->id().kind == DeviceId::Kind::kCpu) return Status();
+  if (!HasDeviceMemory(*device)) return Status();
   constexpr std::string_view kPhase = "look at the memory of devices";
   using MemoryId = decltype(MemoryRoom::id);
   // Half of the time is left to tell the others of a device that does not work.
@@ -79,20 +93,14 @@ Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
   if (local.ok()) {
     // No rank allocates before all have looked, so each must leave room for the
     // others.
-    const auto ranks =
-        static_cast<uint64_t>(std::count(all.begin(), all.end(), mine));
-    const uint64_t bytes =
-        plan.Memory(SharesTensors(*comm, *device), device->offload())
-            .DeviceTotal();
-    if (bytes > room->free / ranks) {
-      local = ResourceExhausted(
-          "the plan needs ", FormatBytes(bytes), " (", bytes, " bytes) ",
-          ranks == 1 ? "" : StrCat("for each of ", ranks, " ranks "), "on ",
-          device->name(), ", which has ", FormatBytes(room->free), " free of ",
-          FormatBytes(room->total),
-          "; shard it over more ranks, use a higher stage, or keep optimizer "
-          "states in 16 or 8 bits (see shardctl plan)");
-    }
+    RankPlacement placement = PlacementOf(*comm, *device);
+    placement.ranks_on_device =
+        static_cast<int>(std::count(all.begin(), all.end(), mine));
+    local = CheckRooms(
+        plan, placement,
+        {.device = DeviceRoom{.free = room->free, .total = room->total},
+         .host = AvailableHostMemory()},
+        before);
   }
   return AgreeOnStatus(comm, kPhase, local, deadline);
 }

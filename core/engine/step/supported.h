@@ -35,16 +35,18 @@ uint64_t HostBytesToAllocate(const Plan& plan, const Communicator& comm,
                              const Device& device, const Plan* before);
 
 // Returns OK where this build can step what the plan describes, `comm` has the
-// ranks that the plan is for, the host has HostBytesToAllocate, and a
-// checkpoint can hold the state. Local.
+// ranks that the plan is for, and a checkpoint can hold the state. Where the
+// device has no memory of its own, the host has HostBytesToAllocate, too.
+// Local.
 Status CheckSupported(const Plan& plan, const Communicator& comm,
                       const Device& device, const Plan* before);
 
 // Returns kResourceExhausted on all ranks where a device with memory of its own
-// has not enough of it for `plan`, once for each rank on it. COLLECTIVE, for
-// ranks on devices of one kind. OK is no promise that the plan will fit.
+// has not enough of it for `plan`, once for each rank on it, or the host has
+// not HostBytesToAllocate. COLLECTIVE, for ranks on devices of one kind. OK is
+// no promise that the plan will fit.
 Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
-                         const Deadline& deadline);
+                         const Plan* before, const Deadline& deadline);
 
 // Loads the BLAS that the plan's optimizers need and returns its name; "" where
 // none needs one. Local. BACKEND_UNAVAILABLE lists the names that were tried.

@@ -128,7 +128,8 @@ TEST_P(CudaMemoryTest, AnEngineThatDoesNotFitSaysWhatItNeeds) {
       ExpectError(engine, StatusCode::kResourceExhausted,
                   {StrCat("the plan needs ", FormatBytes(planned)),
                    "on cuda:0, which has ", FormatBytes(room),
-                   StrCat(" free of ", FormatBytes(room)), "higher stage",
+                   StrCat(" free of ", FormatBytes(room)),
+                   StrCat(": ", FormatBytes(planned - room), " are missing"),
                    "shardctl plan"});
       EXPECT_EQ(CountMemoryCalls(CountSince(before)), 0u);
     } else {
@@ -138,6 +139,52 @@ TEST_P(CudaMemoryTest, AnEngineThatDoesNotFitSaysWhatItNeeds) {
                    StrCat(" free of ", FormatBytes(room)), "shardctl plan"});
     }
   }
+}
+
+// The error has an option with which the engine is then made.
+TEST_P(CudaMemoryTest, AnEngineThatDoesNotFitSaysWhichOptionFits) {
+  const auto make = [](int stage) {
+    return MakePlan({.units = 5,
+                     .world_size = 2,
+                     .stage = stage,
+                     .elements_per_unit = 40000});
+  };
+  const auto plan = make(1);
+  const auto sharded = make(2);
+  const size_t needed = PlannedBytes(*sharded);
+  ASSERT_LT(needed, PlannedBytes(*plan));
+  // Beside the plan lie tables of kernels.
+  const size_t room = 2 * (needed + 4096 * 4);
+  ASSERT_LT(room, 2 * PlannedBytes(*plan));
+  const FakeCuda fake(
+      Room{.memory_pools = GetParam(), .memory_bytes = room}.ToOptions());
+  RunThreadRanks(2, [&](const auto& comm) {
+    ExpectError(
+        MakeEngine(plan, comm), StatusCode::kResourceExhausted,
+        {StrCat(FormatBytes(2 * PlannedBytes(*plan) - room), " are missing"),
+         "it fits with device \"cuda:0?offload=states\"",
+         StrCat("with stage 2 (", FormatBytes(needed),
+                " of the device for each rank")});
+  });
+}
+
+// The host's memory and the device's are both too small, and an error says so.
+TEST_P(CudaMemoryTest, AnEngineThatFitsNowhereSaysWhatBothNeed) {
+  const FakeCuda fake(
+      Room{.memory_pools = GetParam(), .memory_bytes = 4096}.ToOptions());
+  UnitTraining training;
+  training.model = std::make_shared<Model>("Net");
+  ASSERT_OK(training.model->AddParam(kRootModule, "p", DType::kF32, {40000}));
+  ASSERT_OK(training.model->AddHostTensor(kRootModule, "h", ElementType::kU8,
+                                          {int64_t{1} << 50}, false));
+  training.wrap = "";
+  const auto plan = PlanOf(training);
+  ASSERT_OK(plan);
+  ExpectError(MakeEngine(*plan, OpenLocal()), StatusCode::kResourceExhausted,
+              {"the plan needs ", "on cuda:0, which has 4.0 KiB free",
+               "are missing; and ", "are needed on this host",
+               "no stage, narrower optimizer states, offload or up to",
+               "use a smaller model"});
 }
 
 // Somebody else has taken the room that was there.
@@ -273,7 +320,9 @@ TEST_P(CudaMemoryTest, AnEngineTrainsOnWithoutRoomToChangeItsPlan) {
   const std::vector<ParamId> params = {0};
   const Status changed = (*engine)->SetTrainable(params, false, 0);
   ExpectError(changed, StatusCode::kResourceExhausted,
-              {"the plan needs ", "on cuda:0, which has "});
+              {"the plan needs ", "on cuda:0, which has ",
+               "are missing while the plan changes",
+               "it fits with an engine of its own: save"});
   EXPECT_LT(NeededBytes(changed), PlannedBytes(*LargePlan()));
   EXPECT_EQ(CountAlive().device_bytes, before);
   EXPECT_OK(TrainOneStep(engine->get(), 2));

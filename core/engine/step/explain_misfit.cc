@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/step/explain_misfit.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/base/out_of_memory.h"
+#include "core/base/status.h"
+#include "core/base/strings.h"
+#include "core/collectives/collectives.h"
+#include "core/model/model.h"
+#include "core/model/wrap.h"
+#include "core/optim/groups.h"
+#include "core/optim/optimizer.h"
+
+namespace shard {
+
+namespace {
+
+// Larger worlds are not tried: whoever has so many ranks plans beforehand.
+constexpr int kMostRanks = 4096;
+
+// The parameters of all plans that one explanation makes: a second of work or
+// two, so that ranks which wait for the error have it before their deadline.
+constexpr size_t kMostParams = size_t{1} << 22;
+
+uint64_t Sum(uint64_t a, uint64_t b) {
+  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+uint64_t Product(uint64_t a, uint64_t b) {
+  return b != 0 && a > UINT64_MAX / b ? UINT64_MAX : a * b;
+}
+
+// Returns the name of a device without its options.
+std::string PlainName(const RankPlacement& placement) {
+  return placement.device.substr(0, placement.device.find('?'));
+}
+
+// Returns a pointer that owns nothing.
+template <typename T>
+std::shared_ptr<const T> Borrow(const T& object) {
+  return std::shared_ptr<const T>(std::shared_ptr<void>(), &object);
+}
+
+// Options that differ from those of the plan that does not fit.
+struct Change {
+  int world_size = 0;  // 0: the plan's.
+  int stage = 0;       // 0: the plan's.
+  // Sets the options that keep tensors whole to their defaults.
+  bool shards_all = false;
+  bool wraps_all = false;  // Makes a unit of every module.
+  std::optional<DType> states;
+  bool toggles_offload = false;
+};
+
+// Returns an optimizer's options with states of another dtype, or the same
+// options where its states have one dtype only.
+GroupOptions WithStates(const GroupOptions& group, DType states) {
+  const auto own = Optimizer::Parse(group.optimizer);
+  if (!own.ok()) return group;
+  const DType dtype = own->state_dtype();
+  if (dtype == states || dtype == DType::kQ8) return group;
+  const auto changed =
+      Optimizer::Parse(StrCat("?states=", DTypeName(states)), &*own);
+  return changed.ok() ? PlanGroup(*changed) : group;
+}
+
+class OptionSearch {
+ public:
+  OptionSearch(const Plan& plan, const RankPlacement& placement,
+               const Rooms& rooms, const Plan* before)
+      : plan_(plan), before_(before), placement_(placement), rooms_(rooms) {
+    if (before == nullptr) return;
+    // Where options differ, so does the memory of the plan that is replaced.
+    const MemoryNeed held = NeedOf(*before, placement, nullptr);
+    rooms_.host = Sum(rooms_.host, held.host);
+    held_on_device_ = held.device;
+  }
+
+  // Returns the options that make the plan fit, with the memory that they need.
+  std::vector<std::string> Find() {
+    if (before_ != nullptr) TryPlanAlone();
+    const std::vector<Change> shardings = FindShardings();
+    TryExact(shardings);
+    if (found_.empty()) {
+      for (const DType states : {DType::kBF16, DType::kQ8}) {
+        if (TryStates(states, shardings)) break;
+      }
+      TryMoreRanks();
+    }
+    return std::move(found_);
+  }
+
+  // Returns false where the model is too large for trying all options.
+  bool tried_all() const { return tried_all_; }
+
+ private:
+  using Plans = std::vector<std::shared_ptr<const Plan>>;
+
+  const PlanOptions& options() const { return plan_.options(); }
+
+  bool Fits(const MemoryNeed& need) const {
+    if (need.host > rooms_.host) return false;
+    if (!rooms_.device) return true;
+    const auto ranks = static_cast<uint64_t>(placement_.ranks_on_device);
+    return need.device <= Sum(rooms_.device->free / ranks, held_on_device_);
+  }
+
+  // Returns the changes that shard more than the plan does, least first.
+  std::vector<Change> FindShardings() const {
+    std::vector<Change> shardings;
+    if (options().world_size == 1) return shardings;
+    for (const int stage : {2, 3}) {
+      if (stage > options().stage) shardings.push_back({.stage = stage});
+    }
+    if (KeepsWhole()) shardings.push_back({.stage = 3, .shards_all = true});
+    if (IsOneUnit()) {
+      shardings.push_back({.stage = 3, .shards_all = true, .wraps_all = true});
+    }
+    return shardings;
+  }
+
+  bool KeepsWhole() const {
+    return options().whole_grads || options().keep_after_forward ||
+           options().shard_group_size != 0;
+  }
+  bool IsOneUnit() const {
+    return plan_.units().size() == 1 && plan_.model().modules().size() > 1;
+  }
+
+  // Returns the plans with other options; none where one cannot be made, or
+  // where too many were made already.
+  Plans Make(const Change& change) {
+    Plans plans;
+    for (const Plan* const from : {&plan_, before_}) {
+      if (from == nullptr) continue;
+      made_params_ += from->NumStored();
+      tried_all_ = made_params_ <= kMostParams;
+      if (!tried_all_) return {};
+      PlanOptions changed = from->options();
+      changed.wrap = from->UnitsAsPolicy();
+      if (change.wraps_all) {
+        changed.wrap = WrapPolicy::OfModules(
+            std::vector<bool>(from->model().modules().size(), true), "always");
+      }
+      if (change.world_size != 0) changed.world_size = change.world_size;
+      if (change.stage != 0) changed.stage = change.stage;
+      if (change.shards_all) {
+        changed.whole_grads = false;
+        changed.keep_after_forward = false;
+        changed.shard_group_size = 0;
+      }
+      if (change.states) {
+        for (GroupOptions& group : changed.groups) {
+          group = WithStates(group, *change.states);
+        }
+      }
+      // The made plan ends before the one that owns the model.
+      auto made = Plan::Create(Borrow(from->model()), std::move(changed));
+      if (!made.ok()) return {};
+      plans.push_back(*std::move(made));
+    }
+    return plans;
+  }
+
+  Plans Unchanged() const {
+    Plans plans = {Borrow(plan_)};
+    if (before_ != nullptr) plans.push_back(Borrow(*before_));
+    return plans;
+  }
+
+  RankPlacement PlacementWith(const Change& change) const {
+    RankPlacement placement = placement_;
+    static constexpr Offload kOffload;
+    if (change.toggles_offload) {
+      placement.offload = placement.offload == nullptr ? &kOffload : nullptr;
+    }
+    // The further ranks are on other hosts.
+    if (change.world_size != 0) placement.shares_tensors = false;
+    return placement;
+  }
+
+  // Appends the change to what was found, where the plans fit with it.
+  bool TryWith(const Plans& plans, const Change& change) {
+    if (plans.empty()) return false;
+    const RankPlacement placement = PlacementWith(change);
+    const Plan* const before = plans.size() > 1 ? plans[1].get() : nullptr;
+    MemoryNeed need = NeedOf(*plans[0], placement, before);
+    if (before != nullptr) {
+      const MemoryNeed held = NeedOf(*before, placement, nullptr);
+      need = {Sum(need.device, held.device), Sum(need.host, held.host)};
+    }
+    if (!Fits(need)) return false;
+    found_.push_back(TextOf(change) + TextOf(need));
+    return true;
+  }
+
+  // As TryWith, first without and then with (or the reverse) offload.
+  bool TryEither(Change change) {
+    const Plans plans = Make(change);
+    if (TryWith(plans, change)) return true;
+    change.toggles_offload = true;
+    return placement_.has_device_memory && TryWith(plans, change);
+  }
+
+  void TryPlanAlone() {
+    const MemoryNeed need = NeedOf(plan_, placement_, nullptr);
+    if (!Fits(need)) return;
+    found_.push_back(
+        "an engine of its own: save, free this engine, make one with the new "
+        "plan and load" +
+        TextOf(need));
+  }
+
+  // Tries options that keep the results: one by one, then together.
+  void TryExact(const std::vector<Change>& shardings) {
+    if (placement_.has_device_memory) {
+      TryWith(Unchanged(), {.toggles_offload = true});
+    }
+    std::vector<Plans> made;
+    for (const Change& sharding : shardings) {
+      made.push_back(Make(sharding));
+      if (TryWith(made.back(), sharding)) return;
+    }
+    if (!found_.empty() || !placement_.has_device_memory) return;
+    for (size_t i = 0; i < shardings.size(); ++i) {
+      Change both = shardings[i];
+      both.toggles_offload = true;
+      if (TryWith(made[i], both)) return;
+    }
+  }
+
+  bool TryStates(DType states, const std::vector<Change>& shardings) {
+    const bool narrows = std::any_of(
+        options().groups.begin(), options().groups.end(), [&](const auto& g) {
+          return WithStates(g, states).optimizer != g.optimizer;
+        });
+    if (!narrows) return false;
+    if (TryEither({.states = states})) return true;
+    for (Change change : shardings) {
+      change.states = states;
+      if (TryEither(change)) return true;
+    }
+    return false;
+  }
+
+  void TryMoreRanks() {
+    if (TryMoreRanks({.stage = 3, .shards_all = KeepsWhole()})) return;
+    if (!IsOneUnit()) return;
+    TryMoreRanks({.stage = 3, .shards_all = true, .wraps_all = true});
+  }
+
+  // Finds the smallest world in which the plan fits with `most`, then the
+  // lowest stage that does there.
+  bool TryMoreRanks(Change most) {
+    const int world_size = options().world_size;
+    most.world_size = world_size;
+    while (most.world_size <= kMostRanks / 2) most.world_size *= 2;
+    // Where the largest world does not help, none does.
+    if (most.world_size == world_size || !TryEither(most)) return false;
+    found_.pop_back();
+    most.world_size = world_size;
+    do {
+      most.world_size *= 2;
+    } while (!TryEither(most) && most.world_size < kMostRanks);
+    for (int stage = options().stage; stage < 3 && !most.wraps_all; ++stage) {
+      if (TryEither({.world_size = most.world_size, .stage = stage})) {
+        found_.erase(found_.end() - 2);
+        break;
+      }
+    }
+    return true;
+  }
+
+  // Returns the options that a change sets: "stage 3 and wrap \"always\"".
+  std::string TextOf(const Change& change) const {
+    std::vector<std::string> words;
+    if (change.world_size != 0) {
+      words.push_back(StrCat(change.world_size, " ranks, as many on each host",
+                             placement_.has_device_memory ? " and device" : "",
+                             " as now"));
+    }
+    if (change.toggles_offload) {
+      words.push_back(
+          StrCat("device \"", PlainName(placement_),
+                 placement_.offload == nullptr ? "?offload=states" : "", "\""));
+    }
+    if (change.stage != 0 && change.stage != options().stage) {
+      words.push_back(StrCat("stage ", change.stage));
+    }
+    if (change.shards_all) {
+      if (options().whole_grads) words.push_back("whole_grads 0");
+      if (options().keep_after_forward) {
+        words.push_back("keep_after_forward 0");
+      }
+      if (options().shard_group_size != 0) {
+        words.push_back("shard_group_size 0");
+      }
+    }
+    if (change.wraps_all) words.push_back("wrap \"always\"");
+    if (change.states) {
+      words.push_back(StrCat("\"states=", DTypeName(*change.states),
+                             "\" of the optimizer, less precise"));
+    }
+    std::string text;
+    for (size_t i = 0; i < words.size(); ++i) {
+      const bool after_ranks = i == 1 && change.world_size != 0;
+      StrAppend(&text,
+                i == 0        ? ""
+                : after_ranks ? ", and "
+                              : " and ",
+                words[i]);
+    }
+    return text;
+  }
+
+  std::string TextOf(const MemoryNeed& need) const {
+    if (!placement_.has_device_memory) {
+      return StrCat(" (", FormatBytes(need.host), ")");
+    }
+    return StrCat(" (", FormatBytes(need.device), " of the device",
+                  placement_.ranks_on_device > 1 ? " for each rank" : "",
+                  " and ", FormatBytes(need.host), " of the host)");
+  }
+
+  const Plan& plan_;
+  const Plan* const before_;
+  const RankPlacement& placement_;
+  Rooms rooms_;
+  uint64_t held_on_device_ = 0;  // By each rank.
+  size_t made_params_ = 0;
+  bool tried_all_ = true;
+  std::vector<std::string> found_;
+};
+
+// Returns what is needed, what is there and how much is missing; "" where
+// nothing is.
+std::string DescribeMissing(const MemoryNeed& need,
+                            const RankPlacement& placement,
+                            const Rooms& rooms) {
+  std::string text;
+  const auto ranks = static_cast<uint64_t>(placement.ranks_on_device);
+  if (rooms.device && need.device > rooms.device->free / ranks) {
+    StrAppend(&text, "the plan needs ", FormatBytes(need.device), " (",
+              need.device, " bytes) ",
+              ranks == 1 ? "" : StrCat("for each of ", ranks, " ranks "), "on ",
+              PlainName(placement), ", which has ",
+              FormatBytes(rooms.device->free), " free of ",
+              FormatBytes(rooms.device->total), ": ",
+              FormatBytes(Product(need.device, ranks) - rooms.device->free),
+              " are missing");
+  }
+  if (need.host > rooms.host) {
+    StrAppend(&text, text.empty() ? "" : "; and ", FormatBytes(need.host),
+              " of memory are needed on this host, and ",
+              FormatBytes(rooms.host),
+              " are available: ", FormatBytes(need.host - rooms.host),
+              " are missing");
+  }
+  return text;
+}
+
+}  // namespace
+
+MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
+                  const Plan* before) {
+  MemoryReport memory =
+      plan.Memory(placement.shares_tensors, placement.offload);
+  if (before != nullptr) {
+    memory.host_tensor_bytes = 0;
+  } else if (placement.has_staging) {
+    memory.host_tensor_bytes +=
+        RoundUpToPage(StagingBytes(plan.options().world_size));
+  }
+  MemoryNeed need;
+  if (placement.has_device_memory) {
+    need.device = memory.DeviceTotal();
+    memory = {.host_tensor_bytes = memory.PinnedTotal()};
+  }
+  need.host =
+      memory.HostTotal(placement.ranks_on_host, placement.shares_tensors);
+  return need;
+}
+
+std::string ExplainMisfit(const Plan& plan, const RankPlacement& placement,
+                          const Rooms& rooms, const Plan* before) {
+  std::string text =
+      DescribeMissing(NeedOf(plan, placement, before), placement, rooms);
+  if (text.empty()) return text;
+  if (before != nullptr) {
+    StrAppend(&text, " while the plan changes and the old one is there too");
+  }
+  OptionSearch search(plan, placement, rooms, before);
+  std::vector<std::string> found;
+  const Status searched = CatchOutOfMemory([&] {
+    found = search.Find();
+    return Status();
+  });
+  if (!searched.ok()) return text;
+  if (found.empty() && !search.tried_all()) {
+    StrAppend(&text,
+              "; try a higher stage, more ranks or narrower optimizer states");
+  } else if (found.empty()) {
+    StrAppend(&text, "; no stage, narrower optimizer states",
+              placement.has_device_memory ? ", offload" : "", " or up to ",
+              kMostRanks,
+              " ranks would make it fit; use a smaller model, or machines with "
+              "more memory");
+  }
+  for (size_t i = 0; i < found.size(); ++i) {
+    StrAppend(&text, i == 0 ? "; it fits with " : ", or with ", found[i]);
+  }
+  StrAppend(&text, "; see shardctl plan");
+  return text;
+}
+
+}  // namespace shard

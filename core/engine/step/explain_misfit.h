@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Explains why the memory of a device or of a host is too small for a plan: how
+// much is missing, and which options make the plan fit. An option is named only
+// after it was tried: the plan is made again with it, and its memory compared
+// with the room. Options that keep the results come first: offload, stages and
+// shard groups. Optimizer states of 16 and 8 bits and more ranks come after
+// them.
+//
+// Pure functions: no communicator, no clock, no device.
+
+#ifndef SHARD_CORE_ENGINE_STEP_EXPLAIN_MISFIT_H_
+#define SHARD_CORE_ENGINE_STEP_EXPLAIN_MISFIT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/base/offload.h"
+#include "core/flat/plan.h"
+
+namespace shard {
+
+// Where the ranks of an engine have their memory.
+struct RankPlacement {
+  bool shares_tensors = false;  // SharesTensors (supported.h).
+  std::string device = "cpu";   // Device::name().
+  // Whether tensors lie in memory of the device's own, not in the host's.
+  bool has_device_memory = false;
+  // Whether collectives have staging memory in the host.
+  bool has_staging = false;
+  const Offload* offload = nullptr;  // Device::offload().
+  int ranks_on_host = 1;
+  int ranks_on_device = 1;  // Those that share the memory of one device.
+};
+
+struct DeviceRoom {
+  uint64_t free = 0;
+  uint64_t total = 0;
+};
+
+// The memory that is left for a plan.
+struct Rooms {
+  // For all ranks on the device; nothing: not known, or no memory of its own.
+  std::optional<DeviceRoom> device;
+  uint64_t host = 0;  // For all ranks on the host.
+};
+
+// The memory that a plan needs, at most UINT64_MAX.
+struct MemoryNeed {
+  uint64_t device = 0;  // For one rank, in memory of the device's own.
+  uint64_t host = 0;    // For all ranks on the host.
+};
+
+// Returns the memory that engines of `plan` allocate. `before` is null, or the
+// plan that `plan` replaces, whose memory stays allocated meanwhile, and whose
+// host tensors and collectives serve both plans.
+MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
+                  const Plan* before);
+
+// Returns "" where `plan` fits into the rooms; else an error's text: what is
+// needed, what is there, how much is missing, and the options that make the
+// plan fit. More ranks are taken to be as many on each host and device as now.
+// `before` as for NeedOf: options are then tried in both plans. Makes up to 30
+// plans, fewer of a model with very many parameters.
+std::string ExplainMisfit(const Plan& plan, const RankPlacement& placement,
+                          const Rooms& rooms, const Plan* before = nullptr);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_STEP_EXPLAIN_MISFIT_H_

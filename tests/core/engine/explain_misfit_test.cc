@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Compares the explanations of plans that do not fit with numbers worked out by
+// hand. A figure of memory is checked from both sides: the option is named
+// where there is room for it to the byte, and not where a byte is missing.
+
+#include "core/engine/step/explain_misfit.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "core/base/element_type.h"
+#include "core/flat/plan.h"
+#include "core/model/model.h"
+#include "core/model/wrap.h"
+#include "core/optim/groups.h"
+#include "tests/core/base/expect_status.h"
+
+namespace shard::explain_misfit_test {
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+constexpr uint64_t kPlenty = uint64_t{1} << 50;
+constexpr Offload kOffload;
+
+struct Form {
+  int world_size = 1;
+  int stage = 1;
+  std::string optimizer = "adamw";
+  std::string wrap = "class?names=Block";
+  bool whole_grads = false;
+  int shard_group_size = 0;
+  int frozen = 0;  // The first so many blocks.
+  int64_t host_tensor = 0;
+};
+
+// Returns a plan of 5 x 2^20 elements in f32, in 5 units: 20 MiB of parameters,
+// as much of gradients, and 40 MiB of AdamW's states over all ranks.
+std::shared_ptr<const Plan> PlanOf(const Form& form) {
+  auto model = std::make_shared<Model>("Net");
+  EXPECT_OK(model->AddParam(kRootModule, "embed", DType::kF32, {1024, 1024}));
+  for (int b = 0; b < 4; ++b) {
+    const ModuleId block =
+        *model->AddModule(kRootModule, std::string(1, char('a' + b)), "Block");
+    const auto weight = model->AddParam(block, "w", DType::kF32, {1024, 1024});
+    EXPECT_OK(weight);
+    if (b < form.frozen) EXPECT_OK(model->SetTrainable(*weight, false));
+  }
+  if (form.host_tensor > 0) {
+    EXPECT_OK(model->AddHostTensor(kRootModule, "h", ElementType::kU8,
+                                   {form.host_tensor}, false));
+  }
+  PlanOptions options;
+  options.world_size = form.world_size;
+  options.stage = form.stage;
+  options.prefetch = 0;
+  options.whole_grads = form.whole_grads;
+  options.shard_group_size = form.shard_group_size;
+  options.wrap = *WrapPolicy::Parse(form.wrap);
+  options.groups = *PlanGroups(*model, form.optimizer);
+  auto plan = Plan::Create(std::move(model), std::move(options));
+  EXPECT_OK(plan);
+  return *plan;
+}
+
+// Returns where ranks on GPUs are, each on its own.
+RankPlacement OnGpus(int ranks = 1) {
+  return {.shares_tensors = ranks == 1,
+          .device = "cuda:0",
+          .has_device_memory = true,
+          .has_staging = true,
+          .ranks_on_host = ranks};
+}
+
+Rooms RoomsOf(uint64_t device, uint64_t host = kPlenty) {
+  return {.device = DeviceRoom{.free = device, .total = 100 * kMiB},
+          .host = host};
+}
+
+// The host's memory of one rank on a GPU: staging memory of collectives, and
+// with offload that of windows: 4 threads have 2 windows each of 2^18 gradients
+// and parameters.
+constexpr uint64_t kStaging = 4 * kMiB;
+constexpr uint64_t kWindows = 4 * 2 * 2 * kMiB;
+
+TEST(ExplainMisfitTest, APlanThatFitsNeedsNoExplanation) {
+  const auto plan = PlanOf({});
+  EXPECT_EQ(ExplainMisfit(*plan, OnGpus(), RoomsOf(80 * kMiB, kStaging)), "");
+  EXPECT_EQ(ExplainMisfit(*plan, {.shares_tensors = true}, {.host = 80 * kMiB}),
+            "");
+}
+
+TEST(ExplainMisfitTest, AllOfTheText) {
+  EXPECT_EQ(
+      ExplainMisfit(*PlanOf({}), OnGpus(), RoomsOf(60 * kMiB)),
+      "the plan needs 80.0 MiB (83886080 bytes) on cuda:0, which has 60.0 MiB "
+      "free of 100.0 MiB: 20.0 MiB are missing; it fits with device "
+      "\"cuda:0?offload=states\" (40.0 MiB of the device and 60.0 MiB of the "
+      "host); see shardctl plan");
+}
+
+// Returns the part of an explanation that names options.
+std::string Remedy(const Form& form, const RankPlacement& placement,
+                   const Rooms& rooms) {
+  const std::string text = ExplainMisfit(*PlanOf(form), placement, rooms);
+  const size_t begin = text.find("missing; ");
+  const size_t end = text.find("; see shardctl plan");
+  EXPECT_NE(begin, std::string::npos) << text;
+  EXPECT_NE(end, std::string::npos) << text;
+  return text.substr(begin + 9, end - begin - 9);
+}
+
+TEST(ExplainMisfitTest, OffloadNeedsRoomInBoth) {
+  const uint64_t host = 40 * kMiB + kStaging + kWindows;
+  const std::string offload =
+      "it fits with device \"cuda:0?offload=states\" (40.0 MiB of the device "
+      "and 60.0 MiB of the host)";
+  EXPECT_EQ(Remedy({}, OnGpus(), RoomsOf(40 * kMiB, host)), offload);
+  EXPECT_NE(Remedy({}, OnGpus(), RoomsOf(40 * kMiB - 1, host)), offload);
+  EXPECT_NE(Remedy({}, OnGpus(), RoomsOf(40 * kMiB, host - 1)), offload);
+}
+
+// All ranks on a host have their states there.
+TEST(ExplainMisfitTest, TheHostHasRoomForAllItsRanks) {
+  const Form form = {.world_size = 4, .stage = 3};
+  const uint64_t rank = 10 * kMiB + kStaging + kWindows / 4;  // One thread.
+  const std::string offload =
+      "it fits with device \"cuda:0?offload=states\" (26.0 MiB of the device "
+      "and 72.0 MiB of the host)";
+  EXPECT_EQ(4 * rank, 72 * kMiB);
+  EXPECT_EQ(Remedy(form, OnGpus(4), RoomsOf(30 * kMiB, 4 * rank)), offload);
+  EXPECT_NE(Remedy(form, OnGpus(4), RoomsOf(30 * kMiB, 4 * rank - 1)), offload);
+}
+
+// Ranks on one device share its room.
+TEST(ExplainMisfitTest, RanksOnADevice) {
+  RankPlacement placement = OnGpus(2);
+  placement.ranks_on_device = 2;
+  EXPECT_EQ(
+      ExplainMisfit(*PlanOf({.world_size = 2}), placement, RoomsOf(90 * kMiB)),
+      "the plan needs 60.0 MiB (62914560 bytes) for each of 2 ranks on "
+      "cuda:0, which has 90.0 MiB free of 100.0 MiB: 30.0 MiB are "
+      "missing; it fits with device \"cuda:0?offload=states\" (40.0 MiB "
+      "of the device for each rank and 64.0 MiB of the host)"
+      "; see shardctl plan");
+}
+
+// The states come back to the device where the host is too small for them.
+TEST(ExplainMisfitTest, OffloadThatTheHostHasNoRoomFor) {
+  RankPlacement placement = OnGpus();
+  placement.device = "cuda:0?offload=states&offload_threads=4";
+  placement.offload = &kOffload;
+  EXPECT_EQ(
+      ExplainMisfit(*PlanOf({}), placement, RoomsOf(80 * kMiB, 50 * kMiB)),
+      "60.0 MiB of memory are needed on this host, and 50.0 MiB are "
+      "available: 10.0 MiB are missing; it fits with device \"cuda:0\" "
+      "(80.0 MiB of the device and 4.0 MiB of the host); see shardctl "
+      "plan");
+  // Both are too small, with and without offload.
+  const std::string both =
+      ExplainMisfit(*PlanOf({}), placement, RoomsOf(30 * kMiB, 50 * kMiB));
+  EXPECT_EQ(both.find("the plan needs 40.0 MiB (41943040 bytes) on cuda:0, "
+                      "which has 30.0 MiB free of 100.0 MiB: 10.0 MiB are "
+                      "missing; and 60.0 MiB of memory are needed on this "
+                      "host, and 50.0 MiB are available: 10.0 MiB are "
+                      "missing; it fits with "),
+            0u)
+      << both;
+}
+
+// The lowest stage that fits is named.
+TEST(ExplainMisfitTest, AHigherStage) {
+  const Form form = {.world_size = 4};
+  // Without room for offload, whose windows alone take more.
+  const uint64_t host = 4 * kStaging;
+  EXPECT_EQ(Remedy(form, OnGpus(4), RoomsOf(43 * kMiB, host)),
+            "it fits with stage 2 (43.0 MiB of the device and 16.0 MiB of the "
+            "host)");
+  EXPECT_EQ(Remedy(form, OnGpus(4), RoomsOf(43 * kMiB - 1, host)),
+            "it fits with stage 3 (36.0 MiB of the device and 16.0 MiB of the "
+            "host)");
+  EXPECT_EQ(Remedy(form, OnGpus(4), RoomsOf(45 * kMiB)),
+            "it fits with device \"cuda:0?offload=states\" (40.0 MiB of the "
+            "device and 72.0 MiB of the host), or with stage 2 (43.0 MiB of "
+            "the device and 16.0 MiB of the host)");
+}
+
+TEST(ExplainMisfitTest, AStageAndOffload) {
+  EXPECT_EQ(Remedy({.world_size = 4}, OnGpus(4), RoomsOf(26 * kMiB)),
+            "it fits with device \"cuda:0?offload=states\" and stage 3 (26.0 "
+            "MiB of the device and 72.0 MiB of the host)");
+}
+
+// Options of a plan may keep whole what its stage would shard.
+TEST(ExplainMisfitTest, WhatKeepsTensorsWhole) {
+  EXPECT_EQ(Remedy({.world_size = 4,
+                    .stage = 3,
+                    .whole_grads = true,
+                    .shard_group_size = 2},
+                   OnGpus(4), RoomsOf(36 * kMiB, 4 * kStaging)),
+            "it fits with whole_grads 0 and shard_group_size 0 (36.0 MiB of "
+            "the device and 16.0 MiB of the host)");
+  EXPECT_EQ(Remedy({.world_size = 4, .stage = 3, .wrap = ""}, OnGpus(4),
+                   RoomsOf(36 * kMiB, 4 * kStaging)),
+            "it fits with wrap \"always\" (36.0 MiB of the device and 16.0 "
+            "MiB of the host)");
+}
+
+// Less precise states are named where no other option of these ranks fits, the
+// wider of them first, and more ranks beside them.
+TEST(ExplainMisfitTest, NarrowerStates) {
+  EXPECT_EQ(Remedy({}, OnGpus(), RoomsOf(60 * kMiB, kStaging)),
+            "it fits with \"states=bf16\" of the optimizer, less precise (60.0 "
+            "MiB of the device and 4.0 MiB of the host), or with 2 ranks, as "
+            "many on each host and device as now (60.0 MiB of the device and "
+            "4.0 MiB of the host)");
+  EXPECT_EQ(Remedy({}, OnGpus(), RoomsOf(60 * kMiB - 1, kStaging)),
+            "it fits with \"states=q8\" of the optimizer, less precise (50.2 "
+            "MiB of the device and 4.0 MiB of the host), or with 2 ranks, as "
+            "many on each host and device as now, and stage 2 (58.0 MiB of the "
+            "device and 4.0 MiB of the host)");
+  // The states of these have one type.
+  EXPECT_EQ(Remedy({.optimizer = "sgd?momentum=0.9"}, OnGpus(),
+                   RoomsOf(50 * kMiB, kStaging))
+                .find("it fits with 2 ranks"),
+            0u);
+  EXPECT_EQ(Remedy({.optimizer = "adamw?states=bf16"}, OnGpus(),
+                   RoomsOf(55 * kMiB, kStaging))
+                .find("it fits with \"states=q8\""),
+            0u);
+  // Offload, too, of narrower states.
+  EXPECT_EQ(Remedy({}, OnGpus(), RoomsOf(40 * kMiB, 40 * kMiB))
+                .find("it fits with device \"cuda:0?offload=states\" and "
+                      "\"states=bf16\" of the optimizer, less precise (40.0 "
+                      "MiB of the device and 40.0 MiB of the host)"),
+            0u);
+}
+
+TEST(ExplainMisfitTest, MoreRanks) {
+  // Stage 3 of 16 ranks: parameters, gradients and states of 3.75 MiB, and 4
+  // slots of 4 MiB each; of 8 ranks 7.5 MiB. Without states 1.25 of 5.
+  const RankPlacement placement = OnGpus();
+  const auto remedy = [&](uint64_t room) {
+    return Remedy({}, placement, RoomsOf(room, kStaging));
+  };
+  EXPECT_EQ(remedy(26 * kMiB),
+            "it fits with 8 ranks, as many on each host and device as now, and "
+            "stage 3 (26.0 MiB of the device and 4.0 MiB of the host)");
+  EXPECT_EQ(remedy(26 * kMiB - 1),
+            "it fits with 16 ranks, as many on each host and device as now, "
+            "and stage 3 (21.0 MiB of the device and 4.0 MiB of the host)");
+}
+
+TEST(ExplainMisfitTest, NothingFits) {
+  EXPECT_EQ(Remedy({}, OnGpus(), RoomsOf(16 * kMiB)),
+            "no stage, narrower optimizer states, offload or up to 4096 ranks "
+            "would make it fit; use a smaller model, or machines with more "
+            "memory");
+  EXPECT_EQ(Remedy({.host_tensor = int64_t{1} << 40}, OnGpus(),
+                   RoomsOf(100 * kMiB, 1 << 30))
+                .find("no stage"),
+            0u);
+}
+
+// Ranks that share memory have the parameters once, and so do they with any
+// option but more ranks, which are on other hosts.
+TEST(ExplainMisfitTest, RanksOnAProcessor) {
+  const RankPlacement placement = {.shares_tensors = true, .ranks_on_host = 4};
+  const Form form = {.world_size = 4};
+  EXPECT_EQ(ExplainMisfit(*PlanOf(form), placement, {.host = 120 * kMiB}),
+            "140.0 MiB of memory are needed on this host, and 120.0 MiB are "
+            "available: 20.0 MiB are missing; it fits with stage 2 (112.0 MiB)"
+            "; see shardctl plan");
+  EXPECT_EQ(Remedy(form, placement, {.host = 90 * kMiB}).find("it fits with"),
+            0u);
+  EXPECT_EQ(
+      Remedy({}, {.shares_tensors = true}, {.host = 1 * kMiB}),
+      "no stage, narrower optimizer states or up to 4096 ranks would make it "
+      "fit; use a smaller model, or machines with more memory");
+}
+
+// While a plan changes, the old one and the new one are there. The room is that
+// beside the old one.
+TEST(ExplainMisfitTest, AChangeOfThePlan) {
+  const auto before = PlanOf({.frozen = 4, .host_tensor = 4096});
+  const auto next = PlanOf({.host_tensor = 4096});
+  // 20 MiB of parameters, 4 of gradients and 8 of states.
+  EXPECT_EQ(NeedOf(*before, OnGpus(), nullptr).device, 32 * kMiB);
+  EXPECT_EQ(NeedOf(*next, OnGpus(), before.get()).device, 80 * kMiB);
+  EXPECT_EQ(NeedOf(*next, OnGpus(), before.get()).host, 0u);
+  EXPECT_EQ(ExplainMisfit(*next, OnGpus(), RoomsOf(80 * kMiB, 0), before.get()),
+            "");
+  const auto explain = [&](uint64_t room) {
+    return ExplainMisfit(*next, OnGpus(), RoomsOf(room), before.get());
+  };
+  EXPECT_EQ(explain(60 * kMiB),
+            "the plan needs 80.0 MiB (83886080 bytes) on cuda:0, which has "
+            "60.0 MiB free of 100.0 MiB: 20.0 MiB are missing while the plan "
+            "changes and the old one is there too; it fits with an engine of "
+            "its own: save, free this engine, make one with the new plan and "
+            "load (80.0 MiB of the device and 4.0 MiB of the host), or with "
+            "device \"cuda:0?offload=states\" (64.0 MiB of the device and "
+            "84.0 MiB of the host); see shardctl plan");
+  // 48 + 32 MiB are one short of the new plan's.
+  const std::string tight = explain(48 * kMiB - 1);
+  EXPECT_EQ(tight.find("an engine of its own"), std::string::npos) << tight;
+  EXPECT_NE(tight.find("offload=states"), std::string::npos) << tight;
+}
+
+}  // namespace
+}  // namespace shard::explain_misfit_test
