@@ -149,6 +149,19 @@ TEST(ExplainMisfitTest, RanksOnADevice) {
       "; see shardctl plan");
 }
 
+// One rank alone would have room for the parameters and gradients.
+TEST(ExplainMisfitTest, RanksThatShareADeviceNeedRoomForEach) {
+  RankPlacement placement = OnGpus(2);
+  placement.ranks_on_device = 2;
+  const Form form = {.world_size = 2};
+  EXPECT_NE(Remedy(form, placement, RoomsOf(80 * kMiB))
+                .find("it fits with device \"cuda:0?offload=states\" ("),
+            std::string::npos);
+  EXPECT_EQ(Remedy(form, placement, RoomsOf(80 * kMiB - 2))
+                .find("it fits with device \"cuda:0?offload=states\" ("),
+            std::string::npos);
+}
+
 // The states come back to the device where the host is too small for them.
 TEST(ExplainMisfitTest, OffloadThatTheHostHasNoRoomFor) {
   RankPlacement placement = OnGpus();
@@ -305,6 +318,10 @@ TEST(ExplainMisfitTest, AChangeOfThePlan) {
             "load (80.0 MiB of the device and 4.0 MiB of the host), or with "
             "device \"cuda:0?offload=states\" (64.0 MiB of the device and "
             "84.0 MiB of the host); see shardctl plan");
+  // The host needs no more than the old engine holds there already.
+  EXPECT_NE(ExplainMisfit(*next, OnGpus(), RoomsOf(60 * kMiB, 0), before.get())
+                .find("an engine of its own"),
+            std::string::npos);
   // 48 + 32 MiB are one short of the new plan's.
   const std::string tight = explain(48 * kMiB - 1);
   EXPECT_EQ(tight.find("an engine of its own"), std::string::npos) << tight;
