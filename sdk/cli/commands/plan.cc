@@ -12,6 +12,7 @@
 
 #include "sdk/cli/command.h"
 #include "sdk/cli/commands/plan_costs.h"
+#include "sdk/cli/commands/plan_fit.h"
 #include "sdk/cli/dtypes.h"
 #include "sdk/cli/handles.h"
 #include "sdk/cli/model_description.h"
@@ -33,20 +34,25 @@ stage and options are its own.
 
 Memory is what an engine allocates, to the byte: of a rank that shares no memory
 with others, or with --shared of one that does; parameters are then there once
-per host. With --device cuda:0 it is that of a GPU, and of the host what is pinned
-for it; --memory is then the GPU's. Activations are the program's own. Traffic is what a rank sends for a
-step, and receives as well.
+per host. With --device cuda it is that of a GPU, and of the host what each rank
+pins for it; --memory is then the GPU's. A plan that does not fit there may fit
+with optimizer states offloaded to the host, as with
+--device 'cuda?offload=states', which shows that memory itself. --host-memory
+limits what the --ranks-per-host ranks of a host need of it. Activations are the
+program's own. Traffic is what a rank sends for a step, and receives as well.
 
 With --bandwidth, --flops and --tokens it says how long a step takes: when all
 communication hides behind the computation, and when none does. These are
 bounds, not promises.
 
-Exit code: 1 when --memory is given and nothing fits.
+Exit code: 1 when --memory or --host-memory is given and nothing fits, not with
+offload either.
 
 Examples:
   shardctl plan gpt2.json --ranks 1,8,64 --stages 1,3 --wrap 'class?names=Block'
   shardctl plan model.safetensors --ranks 1024 --dtype bf16 --memory 80GB
-  shardctl plan gpt2.json --ranks 1 --device cuda:0 --memory 24GB
+  shardctl plan gpt2.json --ranks 8 --device cuda --memory 80GB \
+    --host-memory 512GB --ranks-per-host 8
   shardctl plan gpt2.json --ranks 64 --stages 3 -o gpt2.plan)";
 
 struct PlanArguments {
@@ -61,6 +67,8 @@ struct PlanArguments {
   std::string f32_classes;
   std::string buffer_bytes;
   std::string memory;
+  std::string host_memory;
+  int32_t ranks_per_host = 1;
   std::string bandwidth;
   std::string device;
   std::string output;
@@ -105,13 +113,15 @@ RankResources ResourcesOf(const PlanArguments& arguments) {
   const auto bytes = [](const std::string& text) {
     return text.empty() ? 0 : ParseBytes(text);
   };
-  return {.memory = bytes(arguments.memory),
+  return {.limits = {.memory = bytes(arguments.memory),
+                     .host_memory = bytes(arguments.host_memory),
+                     .ranks_per_host = arguments.ranks_per_host,
+                     .shared = arguments.shared,
+                     .device = arguments.device},
           .bandwidth = bytes(arguments.bandwidth),
           .flops = arguments.flops,
           .tokens = arguments.tokens,
-          .micro_batches = arguments.micro_batches,
-          .shared = arguments.shared,
-          .device = arguments.device};
+          .micro_batches = arguments.micro_batches};
 }
 
 class PlanCommand {
@@ -130,21 +140,30 @@ class PlanCommand {
       throw Failure("ranks share no memory on '" + Shown(arguments_.device) +
                     "'; leave out --shared or --device");
     }
+    if (arguments_.device.empty() && !arguments_.host_memory.empty()) {
+      throw Failure(
+          "--host-memory is that of a GPU's host; give --device cuda, or "
+          "--memory for ranks in the host's memory");
+    }
     CheckOutput();
     if (IsPlanFile(arguments_.model)) {
       ShowFile();
     } else {
       model_.description = OpenModelDescription(arguments_.model);
       for (const int32_t ranks : arguments_.ranks) {
-        for (const int32_t stage : arguments_.stages) Make(ranks, stage);
+        for (const int32_t stage : arguments_.stages) {
+          Add(Make(VariantOf(ranks, stage)).get());
+        }
       }
     }
     const int code = costs_.AnyFits() ? kFine : kDifferent;
     if (IsStdout(arguments_.output)) return code;  // It has the plan itself.
+    FitAdvice advice;
+    if (code != kFine) advice = Advise();
     if (arguments_.json) {
-      costs_.PrintJsonDocument(model_);
+      costs_.PrintJsonDocument(model_, code == kFine ? nullptr : &advice);
     } else {
-      costs_.PrintTable(model_);
+      costs_.PrintTable(model_, code == kFine ? nullptr : &advice);
     }
     return code;
   }
@@ -180,16 +199,34 @@ class PlanCommand {
     Add(file.plan.get());
   }
 
-  void Make(int32_t ranks, int32_t stage) {
+  PlanVariant VariantOf(int32_t ranks, int32_t stage) const {
+    return {.ranks = ranks,
+            .stage = stage,
+            .optimizer = arguments_.optimizer,
+            .wrap = arguments_.wrap};
+  }
+
+  FitAdvice Advise() const {
+    FitAdvice advice = costs_.Nearest();
+    if (IsPlanFile(arguments_.model)) return advice;
+    advice.is_searched = true;
+    advice.nearest = VariantOf(advice.nearest.ranks, advice.nearest.stage);
+    advice.options = FindFittingOptions(
+        advice.nearest, ResourcesOf(arguments_).limits,
+        [&](const PlanVariant& variant) { return Make(variant); });
+    return advice;
+  }
+
+  Plan Make(const PlanVariant& variant) const {
     shard_plan_options options = SHARD_PLAN_OPTIONS_INIT;
-    options.stage = stage;
-    options.world_size = ranks;
+    options.stage = variant.stage;
+    options.world_size = variant.ranks;
     options.partition = NumberOf("partition", arguments_.partition,
                                  {"even", "greedy", "bucket"});
     options.masters =
         NumberOf("masters", arguments_.masters, {"f32", "none", "stochastic"});
-    options.optimizer = arguments_.optimizer.c_str();
-    options.wrap = arguments_.wrap.c_str();
+    options.optimizer = variant.optimizer.c_str();
+    options.wrap = variant.wrap.c_str();
     options.f32_classes = arguments_.f32_classes.c_str();
     if (!arguments_.dtype.empty()) {
       options.param_dtype = ParseParamDType(arguments_.dtype);
@@ -203,15 +240,15 @@ class PlanCommand {
     options.f32_grads = arguments_.f32_grads ? 1 : 0;
     options.deterministic = arguments_.deterministic ? 1 : 0;
     // Options that only some stages have are left 0 for the others.
-    if (stage >= 2) options.whole_grads = arguments_.whole_grads ? 1 : 0;
-    if (stage == 3) {
+    if (variant.stage >= 2)
+      options.whole_grads = arguments_.whole_grads ? 1 : 0;
+    if (variant.stage == 3) {
       options.shard_group_size = arguments_.group_size;
       options.keep_after_forward = arguments_.keep_after_forward ? 1 : 0;
     }
     shard_plan* plan = nullptr;
     Check(shard_plan_create(model_.description.model.get(), &options, &plan));
-    const Plan owned(plan);
-    Add(plan);
+    return Plan(plan);
   }
 
   void Add(const shard_plan* plan) {
@@ -280,10 +317,17 @@ void AddPlan(CommandLine* line) {
   command.AddFlag("--shared", &plan->shared, "Ranks of one host");
   command.AddOption(
       "--device", &plan->device,
-      "Where tensors lie, as in shard_engine_options: \"cuda:0\"; "
+      "Where tensors lie, as in shard_engine_options, or \"cuda\" for any GPU; "
       "no GPU is needed (default: the host's memory)");
   command.AddOption("--memory", &plan->memory,
                     "Of a rank, such as 80GB: says what fits");
+  command.AddOption("--host-memory", &plan->host_memory,
+                    "Of a GPU's host, such as 512GB, for all its ranks");
+  command
+      .AddOption("--ranks-per-host", &plan->ranks_per_host,
+                 "Ranks on GPUs that share --host-memory")
+      .Between(1, 1 << 20)
+      .ShowDefault();
   command
       .AddOption("--micro-batches", &plan->micro_batches,
                  "Backward passes per step")

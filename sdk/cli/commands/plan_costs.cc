@@ -15,12 +15,6 @@ namespace shardctl {
 
 namespace {
 
-uint64_t Total(const shard_memory& memory) {
-  return memory.param_bytes + memory.grad_bytes + memory.state_bytes +
-         memory.workspace_bytes + memory.transient_bytes +
-         memory.model_buffer_bytes;
-}
-
 Json MemoryJson(const shard_memory& memory, const char* params) {
   return {{params, memory.param_bytes},
           {"grad_bytes", memory.grad_bytes},
@@ -28,13 +22,58 @@ Json MemoryJson(const shard_memory& memory, const char* params) {
           {"workspace_bytes", memory.workspace_bytes},
           {"transient_bytes", memory.transient_bytes},
           {"model_buffer_bytes", memory.model_buffer_bytes},
-          {"total_bytes", Total(memory)}};
+          {"total_bytes", TotalBytes(memory)}};
 }
 
-Json DeviceJson(const std::string& device, const shard_memory& memory) {
+Json DeviceJson(const std::string& device, const shard_memory& memory,
+                uint64_t host_bytes) {
   return {{"device", device},
           {"device_bytes", memory.device_bytes},
-          {"pinned_bytes", memory.pinned_bytes}};
+          {"pinned_bytes", memory.pinned_bytes},
+          {"host_bytes", host_bytes}};
+}
+
+Json OffloadJson(const PlanFit& fit) {
+  return {{"device_bytes", fit.offload_device_bytes},
+          {"host_bytes", fit.offload_host_bytes},
+          {"missing_bytes", fit.offload_missing.rank},
+          {"host_missing_bytes", fit.offload_missing.host}};
+}
+
+Json AdviceJson(const FitAdvice& advice) {
+  return {{"ranks", advice.nearest.ranks},
+          {"stage", advice.nearest.stage},
+          {"offload", &advice.fit.least() == &advice.fit.offload_missing},
+          {"missing_bytes", advice.fit.least().rank},
+          {"host_missing_bytes", advice.fit.least().host},
+          {"options", advice.options}};
+}
+
+// Returns the line below the table where no plan fits.
+std::string AdviceText(const FitAdvice& advice) {
+  const Shortfall& least = advice.fit.least();
+  std::string text =
+      "\nNothing fits. Stage " + std::to_string(advice.nearest.stage) + " on " +
+      CountText(static_cast<uint64_t>(advice.nearest.ranks)) +
+      (advice.nearest.ranks == 1 ? " rank" : " ranks") +
+      " comes nearest: " + ShortfallText(least) + " missing" +
+      (&least == &advice.fit.offload_missing ? " with offload" : "") + ".";
+  if (!advice.is_searched) {
+    return text +
+           " A plan is not changed: plan the model with other options.\n";
+  }
+  if (advice.options.empty()) {
+    return text +
+           " No stage, narrower optimizer states or up to 4096 ranks would "
+           "make it fit.\n";
+  }
+  for (size_t i = 0; i < advice.options.size(); ++i) {
+    const std::string& option = advice.options[i];
+    const bool narrows = option.find("--optimizer") != std::string::npos;
+    text += (i == 0 ? " It fits with " : ", or with ") + option +
+            (narrows ? " (less precise)" : "");
+  }
+  return text + ".\n";
 }
 
 // Returns the line or lines above the table.
@@ -55,8 +94,10 @@ std::string HeadText(const PlannedModel& model, const RankResources& rank) {
             " tensors are neither parameters nor buffers, and left out";
   }
   return text + "\n" + Shown(model.optimizer) + ", " + model.partition +
-         (rank.shared ? ", ranks share memory" : "") +
-         (rank.device.empty() ? "" : ", on " + Shown(rank.device)) + "\n\n";
+         (rank.limits.shared ? ", ranks share memory" : "") +
+         (rank.limits.device.empty() ? ""
+                                     : ", on " + Shown(rank.limits.device)) +
+         "\n\n";
 }
 
 }  // namespace
@@ -77,29 +118,37 @@ void PlanCosts::Add(const shard_plan* plan) {
   if (on_device()) {
     shard_placement there = SHARD_PLACEMENT_INIT;
     there.ranks_per_host = 1;
-    there.device = rank_.device.c_str();
+    const std::string device = DeviceSpec(rank_.limits.device);
+    there.device = device.c_str();
     Check(shard_plan_memory(plan, &there, &row.on_device));
   }
+  row.fit = FitOf(plan, rank_.limits);
   row.traffic = TrafficOf(plan, rank_.micro_batches);
   row.warnings = TextOf(shard_plan_warnings, plan);
   rows_.push_back(std::move(row));
 }
 
 bool PlanCosts::AnyFits() const {
-  return std::any_of(rows_.begin(), rows_.end(),
-                     [&](const Row& row) { return Fits(row); });
+  return std::any_of(rows_.begin(), rows_.end(), [](const Row& row) {
+    return row.fit.fits() || row.fit.fits_with_offload();
+  });
+}
+
+FitAdvice PlanCosts::Nearest() const {
+  const Row& row = *std::min_element(
+      rows_.begin(), rows_.end(), [](const Row& a, const Row& b) {
+        return a.fit.least().total() < b.fit.least().total();
+      });
+  FitAdvice advice;
+  advice.nearest.ranks = row.ranks;
+  advice.nearest.stage = row.stage;
+  advice.fit = row.fit;
+  return advice;
 }
 
 const shard_memory& PlanCosts::MemoryOf(const Row& row) const {
   if (on_device()) return row.on_device;
-  return rank_.shared ? row.shared : row.alone;
-}
-
-bool PlanCosts::Fits(const Row& row) const {
-  const shard_memory& memory = MemoryOf(row);
-  // Buffers of the model stay in the host's memory.
-  const uint64_t needed = on_device() ? memory.device_bytes : Total(memory);
-  return rank_.memory == 0 || needed <= rank_.memory;
+  return rank_.limits.shared ? row.shared : row.alone;
 }
 
 PlanCosts::Times PlanCosts::TimesOf(const Row& row, int64_t elements) const {
@@ -123,34 +172,46 @@ Json PlanCosts::PlanJson(const Row& row, int64_t elements) const {
   const auto seconds = [](double value) {
     return value < 0 ? Json() : Json(value);
   };
+  const auto limited = [&](Json value) {
+    return rank_.limits.any() ? std::move(value) : Json();
+  };
   char fingerprint[24];
   std::snprintf(fingerprint, sizeof(fingerprint), "%016llx",
                 static_cast<unsigned long long>(row.fingerprint));
-  return {{"ranks", row.ranks},
-          {"stage", row.stage},
-          {"fingerprint", fingerprint},
-          {"units", row.units},
-          {"buffers", row.buffers},
-          {"memory", MemoryJson(row.alone, "param_bytes")},
-          {"memory_shared", MemoryJson(row.shared, "param_bytes_per_host")},
-          {"memory_device",
-           on_device() ? DeviceJson(rank_.device, row.on_device) : Json()},
-          {"fits", rank_.memory == 0 ? Json() : Json(Fits(row))},
-          {"shards_grads", row.traffic.shards_grads},
-          {"shards_params", row.traffic.shards_params},
-          {"traffic",
-           {{"reduce_bytes", static_cast<uint64_t>(row.traffic.reduce_bytes)},
-            {"gather_bytes", static_cast<uint64_t>(row.traffic.gather_bytes)},
-            {"total_bytes", static_cast<uint64_t>(row.traffic.total())}}},
-          {"seconds",
-           {{"communication", seconds(times.communication)},
-            {"computation", seconds(times.computation)},
-            {"step_hidden", seconds(times.step_hidden)},
-            {"step_exposed", seconds(times.step_exposed)}}},
-          {"warnings", row.warnings}};
+  return {
+      {"ranks", row.ranks},
+      {"stage", row.stage},
+      {"fingerprint", fingerprint},
+      {"units", row.units},
+      {"buffers", row.buffers},
+      {"memory", MemoryJson(row.alone, "param_bytes")},
+      {"memory_shared", MemoryJson(row.shared, "param_bytes_per_host")},
+      {"memory_device",
+       on_device()
+           ? DeviceJson(rank_.limits.device, row.on_device, row.fit.host_bytes)
+           : Json()},
+      {"memory_offload", row.fit.tries_offload ? OffloadJson(row.fit) : Json()},
+      {"fits", limited(Json(row.fit.fits()))},
+      {"fits_with_offload",
+       row.fit.tries_offload ? Json(row.fit.fits_with_offload()) : Json()},
+      {"missing_bytes", limited(Json(row.fit.missing.rank))},
+      {"host_missing_bytes", limited(Json(row.fit.missing.host))},
+      {"shards_grads", row.traffic.shards_grads},
+      {"shards_params", row.traffic.shards_params},
+      {"traffic",
+       {{"reduce_bytes", static_cast<uint64_t>(row.traffic.reduce_bytes)},
+        {"gather_bytes", static_cast<uint64_t>(row.traffic.gather_bytes)},
+        {"total_bytes", static_cast<uint64_t>(row.traffic.total())}}},
+      {"seconds",
+       {{"communication", seconds(times.communication)},
+        {"computation", seconds(times.computation)},
+        {"step_hidden", seconds(times.step_hidden)},
+        {"step_exposed", seconds(times.step_exposed)}}},
+      {"warnings", row.warnings}};
 }
 
-void PlanCosts::PrintJsonDocument(const PlannedModel& model) const {
+void PlanCosts::PrintJsonDocument(const PlannedModel& model,
+                                  const FitAdvice* advice) const {
   const ModelDescription& description = model.description;
   Json plans = Json::array();
   for (const Row& row : rows_) {
@@ -166,20 +227,23 @@ void PlanCosts::PrintJsonDocument(const PlannedModel& model) const {
              {"optimizer", model.optimizer},
              {"partition", model.partition},
              {"micro_batches", rank_.micro_batches},
+             {"ranks_per_host", rank_.limits.ranks_per_host},
+             {"advice", advice == nullptr ? Json() : AdviceJson(*advice)},
              {"plans", std::move(plans)}});
 }
 
 std::string PlanCosts::TableText(int64_t elements) const {
   const bool timed = rank_.bandwidth > 0;
   const bool computed = rank_.flops > 0 && rank_.tokens > 0;
-  std::vector<std::string> head = {">ranks",
-                                   ">stage",
-                                   rank_.shared ? ">params/host" : ">params",
-                                   ">grads",
-                                   ">states",
-                                   ">slots",
-                                   on_device() ? ">device" : ">total",
-                                   ">sent/step"};
+  std::vector<std::string> head = {
+      ">ranks",
+      ">stage",
+      rank_.limits.shared ? ">params/host" : ">params",
+      ">grads",
+      ">states",
+      ">slots",
+      on_device() ? ">device" : ">total",
+      ">sent/step"};
   const bool workspace = std::any_of(rows_.begin(), rows_.end(), [&](auto& r) {
     return MemoryOf(r).workspace_bytes > 0;
   });
@@ -194,7 +258,11 @@ std::string PlanCosts::TableText(int64_t elements) const {
     head.push_back(">step, hidden");
     head.push_back(">exposed");
   }
-  if (rank_.memory > 0) head.push_back("fits " + BytesText(rank_.memory));
+  if (rank_.limits.any()) {
+    head.push_back(rank_.limits.memory > 0
+                       ? "fits " + BytesText(rank_.limits.memory)
+                       : "fits");
+  }
   Table table(head);
   for (const Row& row : rows_) {
     const shard_memory& memory = MemoryOf(row);
@@ -205,7 +273,7 @@ std::string PlanCosts::TableText(int64_t elements) const {
     if (workspace) cells.push_back(BytesText(memory.workspace_bytes));
     if (buffers) cells.push_back(BytesText(memory.model_buffer_bytes));
     cells.push_back(
-        BytesText(on_device() ? memory.device_bytes : Total(memory)));
+        BytesText(on_device() ? memory.device_bytes : TotalBytes(memory)));
     cells.push_back(BytesText(static_cast<uint64_t>(row.traffic.total())));
     if (on_device()) cells.push_back(BytesText(memory.pinned_bytes));
     const Times times = TimesOf(row, elements);
@@ -214,13 +282,14 @@ std::string PlanCosts::TableText(int64_t elements) const {
       cells.push_back(SecondsText(times.step_hidden));
       cells.push_back(SecondsText(times.step_exposed));
     }
-    if (rank_.memory > 0) cells.push_back(Fits(row) ? "yes" : "no");
+    if (rank_.limits.any()) cells.push_back(row.fit.Text());
     table.Add(std::move(cells));
   }
   return table.Text();
 }
 
-void PlanCosts::PrintTable(const PlannedModel& model) const {
+void PlanCosts::PrintTable(const PlannedModel& model,
+                           const FitAdvice* advice) const {
   const int64_t elements = model.description.elements;
   std::string text = HeadText(model, rank_) + TableText(elements);
   if (rank_.flops > 0 && rank_.tokens > 0) {
@@ -230,6 +299,7 @@ void PlanCosts::PrintTable(const PlannedModel& model) const {
             ShortCount(rank_.tokens) + " tokens at " + ShortCount(rank_.flops) +
             " FLOP/s.\n";
   }
+  if (advice != nullptr) text += AdviceText(*advice);
   PrintText(text + WarningsText());
 }
 

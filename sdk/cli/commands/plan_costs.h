@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "sdk/cli/commands/plan_fit.h"
 #include "sdk/cli/commands/traffic.h"
 #include "sdk/cli/model_description.h"
 #include "sdk/cli/text.h"
@@ -19,13 +20,20 @@ namespace shardctl {
 
 // The rank whose costs are computed. 0: unknown.
 struct RankResources {
-  uint64_t memory = 0;     // Bytes; 0: no limit.
+  MemoryLimits limits;
   uint64_t bandwidth = 0;  // Bytes per second, one way.
   double flops = 0;        // Floating-point operations per second.
   double tokens = 0;       // Per step.
   int32_t micro_batches = 1;
-  bool shared = false;  // Whether ranks share memory.
-  std::string device;   // As in shard_placement; "": the host's memory.
+};
+
+// The plan that lacks the least memory, where none fits, and the options that
+// make one fit.
+struct FitAdvice {
+  PlanVariant nearest;
+  PlanFit fit;
+  bool is_searched = false;  // A plan that was read has no other options.
+  std::vector<std::string> options;
 };
 
 // The model and the options that all plans have in common, as they are shown.
@@ -43,11 +51,17 @@ class PlanCosts {
   // Adds the costs of a plan. Throws Failure.
   void Add(const shard_plan* plan);
 
-  // Returns whether some plan fits into the rank's memory.
+  // Returns whether some plan fits into the memory that there is.
   bool AnyFits() const;
 
-  void PrintTable(const PlannedModel& model) const;
-  void PrintJsonDocument(const PlannedModel& model) const;
+  // Returns the ranks and the stage of the plan that lacks the least memory.
+  // REQUIRES: a plan was added.
+  FitAdvice Nearest() const;
+
+  // Print the plans. `advice` is null where a plan fits.
+  void PrintTable(const PlannedModel& model, const FitAdvice* advice) const;
+  void PrintJsonDocument(const PlannedModel& model,
+                         const FitAdvice* advice) const;
 
  private:
   struct Row {
@@ -59,6 +73,7 @@ class PlanCosts {
     shard_memory alone = SHARD_MEMORY_INIT;
     shard_memory shared = SHARD_MEMORY_INIT;
     shard_memory on_device = SHARD_MEMORY_INIT;  // Where there is a device.
+    PlanFit fit;
     Traffic traffic;
     std::string warnings;
   };
@@ -72,8 +87,7 @@ class PlanCosts {
   };
 
   const shard_memory& MemoryOf(const Row& row) const;
-  bool on_device() const { return !rank_.device.empty(); }
-  bool Fits(const Row& row) const;
+  bool on_device() const { return !rank_.limits.device.empty(); }
   Times TimesOf(const Row& row, int64_t elements) const;
   Json PlanJson(const Row& row, int64_t elements) const;
   std::string TableText(int64_t elements) const;

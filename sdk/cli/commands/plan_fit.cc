@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "sdk/cli/commands/plan_fit.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "sdk/cli/text.h"
+
+namespace shardctl {
+
+namespace {
+
+// Larger worlds are not tried.
+constexpr int32_t kMostRanks = 4096;
+
+uint64_t Missing(uint64_t needed, uint64_t limit) {
+  return limit > 0 && needed > limit ? needed - limit : 0;
+}
+
+shard_memory MemoryAt(const shard_plan* plan, const MemoryLimits& limits,
+                      const std::string& device) {
+  shard_plan_info info = SHARD_PLAN_INFO_INIT;
+  Check(shard_plan_get_info(plan, &info));
+  shard_placement placement = SHARD_PLACEMENT_INIT;
+  placement.ranks_per_host = std::min(limits.ranks_per_host, info.world_size);
+  placement.device = device.c_str();
+  shard_memory memory = SHARD_MEMORY_INIT;
+  Check(shard_plan_memory(plan, &placement, &memory));
+  return memory;
+}
+
+Shortfall MissingOf(const shard_memory& memory, const MemoryLimits& limits) {
+  return {.rank = Missing(memory.device_bytes, limits.memory),
+          .host = Missing(memory.host_bytes, limits.host_memory)};
+}
+
+bool IsGpuWithStates(const std::string& device) {
+  return device.starts_with("cuda") &&
+         device.find("offload=") == std::string::npos;
+}
+
+std::string Offloaded(const std::string& device) {
+  return device + (device.find('?') == std::string::npos ? "?" : "&") +
+         "offload=states";
+}
+
+// Returns the optimizer's text with states of another type; "" where its states
+// are as narrow.
+std::string WithStates(const std::string& optimizer, const std::string& type) {
+  if (optimizer.find("states=" + type) != std::string::npos ||
+      optimizer.find("states=q8") != std::string::npos) {
+    return "";
+  }
+  std::string text = optimizer;
+  for (const char* const other : {"states=f32", "states=bf16"}) {
+    const size_t at = text.find(other);
+    if (at == std::string::npos) continue;
+    return text.replace(at, std::string(other).size(), "states=" + type);
+  }
+  return text + (text.find('?') == std::string::npos ? "?" : "&") +
+         "states=" + type;
+}
+
+class OptionSearch {
+ public:
+  OptionSearch(const PlanVariant& nearest, const MemoryLimits& limits,
+               const std::function<Plan(const PlanVariant&)>& make)
+      : nearest_(nearest), limits_(limits), make_(make) {}
+
+  std::vector<std::string> Find() {
+    TryWithoutOffload();
+    const std::vector<PlanVariant> shardings = Shardings(nearest_);
+    if (TryFirst(shardings) || !found_.empty()) return std::move(found_);
+    for (const char* const type : {"bf16", "q8"}) {
+      PlanVariant narrower = nearest_;
+      narrower.optimizer = WithStates(nearest_.optimizer, type);
+      if (narrower.optimizer.empty()) continue;
+      std::vector<PlanVariant> variants = Shardings(narrower);
+      variants.insert(variants.begin(), narrower);
+      if (TryFirst(variants)) break;
+    }
+    TryMoreRanks();
+    return std::move(found_);
+  }
+
+ private:
+  // The host may be too small for what is offloaded, and the GPU not.
+  void TryWithoutOffload() {
+    const size_t query = limits_.device.find('?');
+    if (query == std::string::npos) return;
+    MemoryLimits kept = limits_;
+    kept.device.resize(query);
+    const Plan plan = make_(nearest_);
+    if (!FitOf(plan.get(), kept).fits()) return;
+    found_.push_back("--device " + Shown(kept.device));
+  }
+
+  // Returns variants that shard more, least first.
+  static std::vector<PlanVariant> Shardings(const PlanVariant& from) {
+    std::vector<PlanVariant> variants;
+    if (from.ranks == 1) return variants;
+    PlanVariant variant = from;
+    for (variant.stage = std::max(2, from.stage + 1); variant.stage <= 3;
+         ++variant.stage) {
+      variants.push_back(variant);
+    }
+    if (from.wrap.empty()) {
+      variant.stage = 3;
+      variant.wrap = "always";
+      variants.push_back(variant);
+    }
+    return variants;
+  }
+
+  bool TryFirst(const std::vector<PlanVariant>& variants) {
+    return std::any_of(variants.begin(), variants.end(),
+                       [&](const auto& variant) { return Try(variant); });
+  }
+
+  // Appends the options of a variant that fits. A variant that cannot be
+  // planned, as of an optimizer whose states have one type, does not fit.
+  bool Try(const PlanVariant& variant) {
+    PlanFit fit;
+    try {
+      const Plan plan = make_(variant);
+      fit = FitOf(plan.get(), limits_);
+    } catch (const Failure&) {
+      return false;
+    }
+    if (!fit.fits() && !fit.fits_with_offload()) return false;
+    std::string text;
+    const auto add = [&](const std::string& option) {
+      text += (text.empty() ? "" : " ") + option;
+    };
+    if (variant.ranks != nearest_.ranks) {
+      add("--ranks " + std::to_string(variant.ranks));
+    }
+    if (variant.stage != nearest_.stage) {
+      add("--stages " + std::to_string(variant.stage));
+    }
+    if (variant.wrap != nearest_.wrap) add("--wrap " + variant.wrap);
+    if (variant.optimizer != nearest_.optimizer) {
+      add("--optimizer '" + Shown(variant.optimizer) + "'");
+    }
+    if (!fit.fits()) {
+      add("--device '" + Shown(Offloaded(limits_.device)) + "'");
+    }
+    found_.push_back(std::move(text));
+    return true;
+  }
+
+  void TryMoreRanks() {
+    PlanVariant most = nearest_;
+    most.stage = 3;
+    while (most.ranks <= kMostRanks / 2) most.ranks *= 2;
+    if (most.ranks == nearest_.ranks) return;
+    if (!Try(most)) {
+      if (!most.wrap.empty()) return;
+      most.wrap = "always";
+      if (!Try(most)) return;
+    }
+    // The largest world fits; the smallest that does is named.
+    found_.pop_back();
+    most.ranks = nearest_.ranks;
+    do {
+      most.ranks *= 2;
+    } while (!Try(most) && most.ranks < kMostRanks);
+  }
+
+  const PlanVariant& nearest_;
+  const MemoryLimits& limits_;
+  const std::function<Plan(const PlanVariant&)>& make_;
+  std::vector<std::string> found_;
+};
+
+}  // namespace
+
+std::string ShortfallText(const Shortfall& missing) {
+  std::string text;
+  if (missing.rank > 0) text = BytesText(missing.rank);
+  if (missing.host > 0) {
+    text += (text.empty() ? "" : " and ") + BytesText(missing.host) +
+            " of the host";
+  }
+  return text;
+}
+
+std::string PlanFit::Text() const {
+  if (fits()) return "yes";
+  if (fits_with_offload()) {
+    return "with offload, " + BytesText(offload_host_bytes) + " of the host";
+  }
+  std::string text = "no, " + ShortfallText(missing) + " missing";
+  if (tries_offload) {
+    text += "; with offload " + ShortfallText(offload_missing);
+  }
+  return text;
+}
+
+std::string DeviceSpec(const std::string& device) {
+  constexpr std::string_view kCuda = "cuda";
+  if (!device.starts_with(kCuda)) return device;
+  const std::string rest = device.substr(kCuda.size());
+  return rest.empty() || rest[0] == '?' ? "cuda:0" + rest : device;
+}
+
+uint64_t TotalBytes(const shard_memory& memory) {
+  return memory.param_bytes + memory.grad_bytes + memory.state_bytes +
+         memory.workspace_bytes + memory.transient_bytes +
+         memory.model_buffer_bytes;
+}
+
+PlanFit FitOf(const shard_plan* plan, const MemoryLimits& limits) {
+  PlanFit fit;
+  if (limits.device.empty()) {
+    shard_placement placement = SHARD_PLACEMENT_INIT;
+    placement.separate_memory = limits.shared ? 0 : 1;
+    shard_memory memory = SHARD_MEMORY_INIT;
+    Check(shard_plan_memory(plan, &placement, &memory));
+    fit.missing.rank = Missing(TotalBytes(memory), limits.memory);
+    return fit;
+  }
+  const std::string device = DeviceSpec(limits.device);
+  const shard_memory memory = MemoryAt(plan, limits, device);
+  fit.host_bytes = memory.host_bytes;
+  fit.missing = MissingOf(memory, limits);
+  fit.tries_offload = limits.any() && IsGpuWithStates(device);
+  if (!fit.tries_offload) return fit;
+  const shard_memory offloaded = MemoryAt(plan, limits, Offloaded(device));
+  fit.offload_device_bytes = offloaded.device_bytes;
+  fit.offload_host_bytes = offloaded.host_bytes;
+  fit.offload_missing = MissingOf(offloaded, limits);
+  return fit;
+}
+
+std::vector<std::string> FindFittingOptions(
+    const PlanVariant& nearest, const MemoryLimits& limits,
+    const std::function<Plan(const PlanVariant&)>& make) {
+  return OptionSearch(nearest, limits, make).Find();
+}
+
+}  // namespace shardctl
