@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/base/element_type.h"
+#include "core/base/strings.h"
 #include "core/flat/plan.h"
 #include "core/model/model.h"
 #include "core/model/wrap.h"
@@ -294,6 +295,27 @@ TEST(ExplainMisfitTest, RanksOnAProcessor) {
       Remedy({}, {.shares_tensors = true}, {.host = 1 * kMiB}),
       "no stage, narrower optimizer states or up to 4096 ranks would make it "
       "fit; use a smaller model, or machines with more memory");
+}
+
+// An explanation of a large model tries fewer options, and does not claim then
+// that nothing fits.
+TEST(ExplainMisfitTest, NotAllIsTriedForVeryManyParameters) {
+  auto model = std::make_shared<Model>("Net");
+  for (int p = 0; p < 500000; ++p) {
+    ASSERT_OK(model->AddParam(kRootModule, StrCat("p", p), DType::kF32, {4}));
+  }
+  PlanOptions options;
+  options.world_size = 4;
+  options.groups = *PlanGroups(*model, "adamw");
+  const auto plan = Plan::Create(std::move(model), std::move(options));
+  ASSERT_OK(plan);
+  const std::string text =
+      ExplainMisfit(**plan, OnGpus(4), RoomsOf(4096, kStaging));
+  EXPECT_NE(text.find("missing; and "), std::string::npos) << text;
+  EXPECT_NE(text.find("; try a higher stage, more ranks or narrower optimizer "
+                      "states; see"),
+            std::string::npos)
+      << text;
 }
 
 // While a plan changes, the old one and the new one are there. The room is that

@@ -179,6 +179,10 @@ TEST_F(PlanTest, SaysWhichOptionsFit) {
                        "sgd?momentum=0.9"}),
             "Nothing fits. Stage 1 on 1 rank comes nearest: 1.00 MiB missing. "
             "It fits with --ranks 2 --stages 3.\n");
+  // Each of 8 ranks has 10 MiB, and slots of 16.
+  EXPECT_EQ(last_line({"--ranks", "1", "--memory", "26MiB"}),
+            "Nothing fits. Stage 1 on 1 rank comes nearest: 54.0 MiB missing. "
+            "It fits with --ranks 8 --stages 3.\n");
   EXPECT_EQ(last_line({"--ranks", "1", "--memory", "8MiB"}),
             "Nothing fits. Stage 1 on 1 rank comes nearest: 72.0 MiB missing. "
             "No stage, narrower optimizer states or up to 4096 ranks would "
