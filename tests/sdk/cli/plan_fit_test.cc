@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Compares what `shardctl plan` says of plans that fit, fit with offload or do
+// not fit with numbers worked out by hand.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/sdk/cli/plan_testing.h"
+
+namespace shardctl_testing::plan_fit_test {
+namespace {
+
+using PlanFitTest = PlanFixture;
+
+TEST_F(PlanFitTest, SaysWhatFits) {
+  const Result fits =
+      Plan({"--ranks", "1,4", "--stages", "1", "--memory", "60MiB"});
+  EXPECT_EQ(fits.code, 0) << fits.error;
+  EXPECT_TRUE(Has(fits.out, "    1      1  20.0 MiB  20.0 MiB  40.0 MiB"));
+  EXPECT_TRUE(Has(fits.out, "  no, 20.0 MiB missing\n")) << fits.out;
+  EXPECT_TRUE(Has(fits.out, "  yes\n"));
+  EXPECT_FALSE(Has(fits.out, "Nothing fits"));
+  EXPECT_EQ(Plan({"--ranks", "4", "--memory", "1MiB"}).code, 1);
+}
+
+// Where nothing fits, the options that are named make a plan fit.
+TEST_F(PlanFitTest, SaysWhichOptionsFit) {
+  const auto last_line = [&](std::vector<std::string> options) {
+    options.insert(options.end(), {"--wrap", "class?names=Block", "--prefetch",
+                                   "0", "--stages", "1"});
+    const Result result = Plan(options);
+    EXPECT_EQ(result.code, 1) << result.error;
+    const size_t begin = result.out.find("\nNothing fits. ");
+    EXPECT_NE(begin, std::string::npos) << result.out;
+    return result.out.substr(begin + 1);
+  };
+  EXPECT_EQ(last_line({"--ranks", "1,4", "--memory", "43MiB"}),
+            "Nothing fits. Stage 1 on 4 ranks comes nearest: 7.00 MiB missing. "
+            "It fits with --stages 2.\n");
+  EXPECT_EQ(last_line({"--ranks", "4", "--memory", "42MiB"}),
+            "Nothing fits. Stage 1 on 4 ranks comes nearest: 8.00 MiB missing. "
+            "It fits with --stages 3.\n");
+  EXPECT_EQ(last_line({"--ranks", "1", "--memory", "60MiB"}),
+            "Nothing fits. Stage 1 on 1 rank comes nearest: 20.0 MiB missing. "
+            "It fits with --optimizer 'adamw?states=bf16' (less precise), or "
+            "with --ranks 2 --stages 3.\n");
+  EXPECT_EQ(last_line({"--ranks", "1", "--memory", "59MiB", "--optimizer",
+                       "adamw?lr=0.1&states=bf16"}),
+            "Nothing fits. Stage 1 on 1 rank comes nearest: 1.00 MiB missing. "
+            "It fits with --optimizer 'adamw?lr=0.1&states=q8' (less precise), "
+            "or with --ranks 2 --stages 3.\n");
+  // Momentum has one type.
+  EXPECT_EQ(last_line({"--ranks", "1", "--memory", "59MiB", "--optimizer",
+                       "sgd?momentum=0.9"}),
+            "Nothing fits. Stage 1 on 1 rank comes nearest: 1.00 MiB missing. "
+            "It fits with --ranks 2 --stages 3.\n");
+  // Each of 8 ranks has 10 MiB, and slots of 16.
+  EXPECT_EQ(last_line({"--ranks", "1", "--memory", "26MiB"}),
+            "Nothing fits. Stage 1 on 1 rank comes nearest: 54.0 MiB missing. "
+            "It fits with --ranks 8 --stages 3.\n");
+  EXPECT_EQ(last_line({"--ranks", "1", "--memory", "8MiB"}),
+            "Nothing fits. Stage 1 on 1 rank comes nearest: 72.0 MiB missing. "
+            "No stage, narrower optimizer states or up to 4096 ranks would "
+            "make it fit.\n");
+}
+
+// One unit shards nothing.
+TEST_F(PlanFitTest, SaysWhichUnitsFit) {
+  const Result result = Plan({"--ranks", "4", "--stages", "3", "--memory",
+                              "36MiB", "--prefetch", "0"});
+  EXPECT_TRUE(Has(result.out, "It fits with --wrap always.\n")) << result.out;
+}
+
+// Without a GPU: the driver is not asked.
+TEST_F(PlanFitTest, SaysWhatFitsIntoAGpu) {
+  const std::vector<std::string> device = {
+      "--ranks", "1,4", "--stages", "1", "--device", "cuda:0", "--memory"};
+  const auto with = [&](const std::string& memory) {
+    std::vector<std::string> options = device;
+    options.push_back(memory);
+    return options;
+  };
+  const Json json = PlanJson(with("60MiB"));
+  for (const int i : {0, 1}) {
+    const Json& plan = json["plans"][static_cast<size_t>(i)];
+    // Parameters and gradients, and two states of this rank's range.
+    const uint64_t bytes =
+        static_cast<uint64_t>(i == 0 ? 80 : 50) * 1024 * 1024;
+    EXPECT_EQ(plan["memory_device"]["device_bytes"], bytes);
+    EXPECT_GE(plan["memory_device"]["pinned_bytes"], 4u << 20);
+    EXPECT_EQ(plan["fits"], i == 1);
+  }
+  const Result fits = Plan(with("60MiB"));
+  EXPECT_EQ(fits.code, 0) << fits.error;
+  for (const char* const text :
+       {", on cuda:0\n", "  device", "  pinned", "  50.0 MiB", "  yes\n",
+        "  with offload, 60.0 MiB of the host\n"}) {
+    EXPECT_TRUE(Has(fits.out, text)) << text << " in\n" << fits.out;
+  }
+  EXPECT_EQ(Plan(with("39MiB")).code, 1);
+  const Result unknown = Plan({"--device", "tpu:0"});
+  EXPECT_EQ(unknown.code, 3);
+  EXPECT_TRUE(Has(unknown.error, "'tpu:0' names no device")) << unknown.error;
+  const Result shared = Plan({"--device", "cuda:0", "--shared"});
+  EXPECT_EQ(shared.code, 3);
+  EXPECT_TRUE(Has(shared.error, "leave out --shared or --device"));
+}
+
+// With offload, a rank has 40 MiB on its GPU: parameters and gradients. Its
+// host has 4 MiB of staging memory, the states, and 4 MiB for each MiB of
+// elements that a thread steps, up to 4: 60 MiB for 1 rank, and 18 for each
+// of 4.
+TEST_F(PlanFitTest, SaysWhatFitsWithOffload) {
+  const auto options = [](std::vector<std::string> more) {
+    more.insert(more.end(), {"--stages", "1", "--device", "cuda", "--wrap",
+                             "class?names=Block", "--prefetch", "0"});
+    return more;
+  };
+  const Json json = PlanJson(options(
+      {"--ranks", "1,4", "--memory", "40MiB", "--ranks-per-host", "4"}));
+  EXPECT_EQ(json["advice"], nullptr);
+  EXPECT_EQ(json["ranks_per_host"], 4);
+  for (const int i : {0, 1}) {
+    const Json& plan = json["plans"][static_cast<size_t>(i)];
+    EXPECT_EQ(plan["memory_device"]["device"], "cuda");
+    EXPECT_EQ(plan["memory_device"]["pinned_bytes"], 4 * kMiB);
+    EXPECT_EQ(plan["memory_device"]["host_bytes"], (i == 0 ? 4 : 16) * kMiB);
+    EXPECT_EQ(plan["fits"], false);
+    EXPECT_EQ(plan["missing_bytes"], (i == 0 ? 40 : 10) * kMiB);
+    EXPECT_EQ(plan["host_missing_bytes"], 0);
+    EXPECT_EQ(plan["fits_with_offload"], true);
+    const Json& offload = plan["memory_offload"];
+    EXPECT_EQ(offload["device_bytes"], 40 * kMiB);
+    EXPECT_EQ(offload["host_bytes"], (i == 0 ? 60 : 72) * kMiB);
+    EXPECT_EQ(offload["missing_bytes"], 0);
+    EXPECT_EQ(offload["host_missing_bytes"], 0);
+  }
+  // The host has room for 1 rank, and not for 4.
+  const Result fits =
+      Plan(options({"--ranks", "1,4", "--memory", "40MiB", "--host-memory",
+                    "60MiB", "--ranks-per-host", "4"}));
+  EXPECT_EQ(fits.code, 0) << fits.error;
+  EXPECT_TRUE(Has(fits.out, "  with offload, 60.0 MiB of the host\n"));
+  EXPECT_TRUE(Has(fits.out,
+                  "  no, 10.0 MiB missing; with offload 12.0 MiB of the "
+                  "host\n"))
+      << fits.out;
+  const Result none =
+      Plan(options({"--ranks", "4", "--memory", "26MiB", "--host-memory",
+                    "60MiB", "--ranks-per-host", "1"}));
+  EXPECT_EQ(none.code, 1);
+  EXPECT_TRUE(Has(none.out,
+                  "Nothing fits. Stage 1 on 4 ranks comes nearest: 14.0 MiB "
+                  "missing with offload. It fits with --stages 3 --device "
+                  "'cuda?offload=states'.\n"))
+      << none.out;
+}
+
+// The memory of an engine that offloads.
+TEST_F(PlanFitTest, SaysWhatFitsOfAnOffload) {
+  const std::vector<std::string> device = {
+      "--ranks", "1", "--stages", "1", "--device", "cuda:0?offload=states"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), device.begin(), device.end());
+    return more;
+  };
+  const Json json = PlanJson(with({"--memory", "40MiB"}));
+  const Json& plan = json["plans"][0];
+  EXPECT_EQ(plan["memory_device"]["device_bytes"], 40 * kMiB);
+  EXPECT_EQ(plan["memory_device"]["host_bytes"], 60 * kMiB);
+  EXPECT_EQ(plan["memory_offload"], nullptr);
+  EXPECT_EQ(plan["fits"], true);
+  EXPECT_EQ(plan["fits_with_offload"], nullptr);
+  const Result small =
+      Plan(with({"--memory", "80MiB", "--host-memory", "59MiB"}));
+  EXPECT_EQ(small.code, 1);
+  EXPECT_TRUE(Has(small.out, "  no, 1.00 MiB of the host missing\n"));
+  EXPECT_TRUE(Has(small.out,
+                  "Nothing fits. Stage 1 on 1 rank comes nearest: 1.00 MiB of "
+                  "the host missing. It fits with --device cuda:0.\n"))
+      << small.out;
+  Json advice = ParseJson(
+      Plan(with({"--memory", "80MiB", "--host-memory", "59MiB", "--json"})));
+  EXPECT_EQ(advice["advice"],
+            Json::parse(R"({"ranks": 1, "stage": 1, "offload": false,
+                            "missing_bytes": 0, "host_missing_bytes": 1048576,
+                            "options": ["--device cuda:0"]})"));
+  const Result no_device = Plan({"--host-memory", "1GiB"});
+  EXPECT_EQ(no_device.code, 3);
+  EXPECT_TRUE(Has(no_device.error, "give --device cuda")) << no_device.error;
+}
+
+// A plan that was read has the options that it has.
+TEST_F(PlanFitTest, APlanInAFileThatDoesNotFit) {
+  const std::string file = folder_ / "net.plan";
+  ASSERT_EQ(Plan({"--ranks", "4", "--stages", "1", "-o", file}).code, 0);
+  const Result result = RunShardctl({"plan", file, "--memory", "43MiB"});
+  EXPECT_EQ(result.code, 1);
+  EXPECT_TRUE(Has(result.out,
+                  "comes nearest: 7.00 MiB missing. A plan is not changed: "
+                  "plan the model with other options.\n"))
+      << result.out;
+  const Result offloaded =
+      RunShardctl({"plan", file, "--memory", "43MiB", "--device", "cuda"});
+  EXPECT_EQ(offloaded.code, 0);
+  EXPECT_TRUE(Has(offloaded.out, "  with offload, ")) << offloaded.out;
+}
+
+}  // namespace
+}  // namespace shardctl_testing::plan_fit_test
