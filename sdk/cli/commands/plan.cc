@@ -345,7 +345,11 @@ void AddPlan(CommandLine* line) {
       "-o,--output", &plan->output,
       "Where to write the plan: one, of one world size and stage");
   command.AddFlag("--json", &plan->json, "One JSON document");
-  command.Runs([command, plan] { return PlanCommand(command, *plan).Run(); });
+  command.Runs([command, plan] {
+    // The CPU has no memory but the host's.
+    if (plan->device == "cpu") plan->device.clear();
+    return PlanCommand(command, *plan).Run();
+  });
 }
 
 }  // namespace shardctl

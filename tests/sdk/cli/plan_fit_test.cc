@@ -102,6 +102,9 @@ TEST_F(PlanFitTest, SaysWhatFitsIntoAGpu) {
     EXPECT_TRUE(Has(fits.out, text)) << text << " in\n" << fits.out;
   }
   EXPECT_EQ(Plan(with("39MiB")).code, 1);
+  // The CPU's tensors are the host's.
+  EXPECT_EQ(Plan({"--device", "cpu", "--memory", "1MiB"}).code, 1);
+  EXPECT_EQ(Plan({"--device", "cpu", "--memory", "1TiB"}).code, 0);
   const Result unknown = Plan({"--device", "tpu:0"});
   EXPECT_EQ(unknown.code, 3);
   EXPECT_TRUE(Has(unknown.error, "'tpu:0' names no device")) << unknown.error;
