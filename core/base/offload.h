@@ -13,7 +13,7 @@
 namespace shard {
 
 struct Offload {
-  int threads = 4;  // Of the host, for each rank.
+  int threads = 4;  // For each rank.
   // The elements that a thread steps at a time: as many as a copy needs to run
   // at the bus's rate, few enough that copies hide behind steps. A multiple of
   // the block of 8-bit states.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A few threads for the length of one call, for work that waits for a disk.
+// A few threads for the length of one call, for work that waits for a disk, or
+// that takes much longer than a thread's start.
 //
 // The threads block all signals, which are the host's, and let no exception
 // out: it becomes the error of the call, kResourceExhausted where memory has

@@ -175,10 +175,9 @@ class Device {
 //              &seed=N, the seed of the pauses (0).
 //   cuda:N     A GPU (core/device/cuda/cuda_device.h), by its ordinal or UUID.
 //              Loads libshard_cuda.so from beside this library.
-// All but cpu take:
-//   ?offload=states        Optimizer states lie in the host's memory, where its
-//                          threads step them.
-//   &offload_threads=N     Threads for each rank (4; at most 256).
+//              ?offload=states, optimizer states lie in the host's memory,
+//              where its threads step them; &offload_threads=N, threads for
+//              each rank (4; at most 256).
 StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view spec);
 
 // The device that a spec names.

@@ -32,7 +32,7 @@ class ForwardingDevice : public Device {
   }
   StatusOr<DeviceMemory> AllocateStates(size_t bytes,
                                         std::string_view what) override {
-    // Tensors of this device, where states are not offloaded.
+    // A device that changes Allocate changes it for states as well.
     return offload() == nullptr ? Allocate(bytes, what)
                                 : device_->AllocateStates(bytes, what);
   }

@@ -81,10 +81,11 @@ StatusOr<std::shared_ptr<Device>> OpenPlain(std::string_view text, Spec* spec) {
                          "cpu-async?max_delay=SECONDS&seed=N, cuda:N");
 }
 
-// Takes what a spec says of offload; nothing: the device has its states.
+// Takes the keys of offload out of a spec. Returns nothing where states stay on
+// the device.
 StatusOr<std::optional<Offload>> TakeOffload(std::string_view text,
                                              Spec* spec) {
-  if (spec->name() == "cpu") return std::optional<Offload>();
+  if (spec->name() != "cuda") return std::optional<Offload>();
   constexpr int64_t kMostThreads = 256;
   constexpr int64_t kNotGiven = std::numeric_limits<int64_t>::min();
   const std::string what = spec->TakeString("offload", "none");

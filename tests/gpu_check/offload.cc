@@ -23,7 +23,7 @@ struct Form {
   const char* optimizer;
   DType dtype;
   Masters masters;
-  // What passes between the memories in a step, both ways together.
+  // Bytes per element that pass between the memories, both ways together.
   double bus_bytes;
 };
 

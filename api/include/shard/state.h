@@ -34,7 +34,8 @@ typedef struct shard_state_dict_options {
   /* shard_state_dict_get only. 1: tensors are copied to the host's memory, and
    * keep their values. Default: tensors are pointers into the engine, valid
    * until the next call that changes or frees the engine. They are in the
-   * device's memory, but for buffers of the model, which are in the host's. */
+   * device's memory, but for buffers of the model and offloaded optimizer
+   * states, which are in the host's. */
   int32_t copy;
   int32_t reserved;
 } shard_state_dict_options;
@@ -64,7 +65,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_tensor_key(
 /* Gets the elements that this rank holds: `numel` from `begin` on, at `data`,
  * which is NULL when there are none. Each output may be NULL. `data` is in the
  * device's memory after shard_state_dict_get without `copy`, but for buffers of
- * the model, and in the host's else. */
+ * the model and offloaded optimizer states, and in the host's else. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_local(
     const shard_state_dict* state, int64_t tensor, int64_t* begin,
     int64_t* numel, const void** data) SHARD_NOEXCEPT;

@@ -18,8 +18,8 @@ namespace shard {
 
 namespace {
 
-// A window's copies take milliseconds: a device that has not made them by then
-// does not work.
+// The copies of a window take milliseconds, and those of a whole parameter less
+// than a second. A device that needs longer than this does not work.
 constexpr double kCopySeconds = 30;
 
 // Returns the list without what updates alone use.
@@ -67,10 +67,10 @@ class HostUpdates::Lane {
   void Add(const UpdateList& list, const UpdateRange& range,
            const Window& window) {
     std::byte* const slot = SlotOf(windows_.size());
-    windows_.push_back(
-        {window, static_cast<std::byte*>(range.param) +
-                     window.begin * DTypeSize(range.param_dtype)});
     AddWindow(list, range, window, slot, slot + slot_.grad_bytes, &list_);
+    std::byte* const param = static_cast<std::byte*>(range.param) +
+                             window.begin * DTypeSize(range.param_dtype);
+    windows_.push_back({window, param, HasGaps(list_.ranges.back())});
   }
 
   // Updates this lane's windows of a range.
@@ -99,7 +99,18 @@ class HostUpdates::Lane {
   struct Placed {
     Window window;
     std::byte* param;  // The window's, on the device.
+    bool has_gaps;     // The update leaves padding between parameters alone.
   };
+
+  // Returns whether the update skips elements between parameters.
+  bool HasGaps(const UpdateRange& window) const {
+    if (!window.ByParam() && !window.is_tensor) return false;
+    size_t written = 0;
+    for (const UpdateSlice& slice : list_.SlicesOf(window)) {
+      written += slice.count;
+    }
+    return written != window.count;
+  }
 
   std::byte* SlotOf(size_t window) const {
     return staging_ + window % kOffloadSlots * slot_.bytes();
@@ -112,8 +123,9 @@ class HostUpdates::Lane {
     copies_->Copy(range.own_grads,
                   static_cast<const std::byte*>(grads) + window.begin * size,
                   window.count * size);
-    // All that is not written is stored as it was.
-    if (range.master == nullptr || block.has_param_rows()) {
+    // Elements that the update does not write are stored as they were.
+    if (range.master == nullptr || windows_[w].has_gaps ||
+        block.has_param_rows()) {
       copies_->Copy(range.param, windows_[w].param,
                     window.count * DTypeSize(range.param_dtype));
     }
@@ -137,7 +149,7 @@ class HostUpdates::Lane {
 
 HostUpdates::~HostUpdates() = default;
 
-StatusOr<std::shared_ptr<const HostUpdates>> HostUpdates::Make(
+StatusOr<std::shared_ptr<HostUpdates>> HostUpdates::Make(
     Device* device, Device* host, const UpdateList& list) {
   std::shared_ptr<HostUpdates> made(new HostUpdates);
   made->norms_ = NormsOf(list);
@@ -161,11 +173,11 @@ StatusOr<std::shared_ptr<const HostUpdates>> HostUpdates::Make(
       made->lanes_[w % lanes]->Add(list, range, windows[w]);
     }
   }
-  return std::shared_ptr<const HostUpdates>(std::move(made));
+  return made;
 }
 
 Status HostUpdates::Run(size_t range, const StepBlock& block,
-                        const void* grads) const {
+                        const void* grads) {
   const size_t lanes = num_lanes_[range];
   if (block.skipped || lanes == 0) return Status();
   return ParallelFor(lanes, static_cast<int>(lanes), [&](size_t lane, int) {

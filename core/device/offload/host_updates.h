@@ -9,11 +9,12 @@
 //   stream   fetch 0 | fetch 1 |          store 0 | fetch 2 | store 1 | ...
 //   thread             update 0           | update 1        | update 2 ...
 //
-// A fetch brings a window's gradients, and its parameters where they have no
-// master; a store takes its parameters back. Copies of one thread are in order,
-// so a slot's store comes before its next fetch. The bytes that pass, per
-// element: the gradient's, the parameter's, and once more the parameter's where
-// there is no master. A step that is skipped moves nothing.
+// A fetch brings a window's gradients, and its parameters unless the update
+// writes each of them from a master; a store takes its parameters back. Copies
+// of one thread are in order, so a slot's store comes before its next fetch.
+// The bytes that pass, per element: the gradient's, the parameter's, and once
+// more the parameter's where it is fetched. A step that is skipped moves
+// nothing.
 //
 // Optimizers of whole parameters have windows of whole parameters, all of them
 // the first thread's: they share the workspace.
@@ -38,13 +39,15 @@ class HostUpdates {
  public:
   // `device` has the gradients and parameters, `host` is the CPU. Both must
   // outlive the result, and so must the memory of `list`.
-  static StatusOr<std::shared_ptr<const HostUpdates>> Make(
-      Device* device, Device* host, const UpdateList& list);
+  static StatusOr<std::shared_ptr<HostUpdates>> Make(Device* device,
+                                                     Device* host,
+                                                     const UpdateList& list);
   ~HostUpdates();
 
   // Returns the updates of a list. REQUIRES: the list was made ready with Make.
-  static const HostUpdates& Of(const UpdateList& list) {
-    return *static_cast<const HostUpdates*>(list.prepared.get());
+  static HostUpdates* Of(const UpdateList& list) {
+    // Lists keep their devices' forms as constants.
+    return static_cast<HostUpdates*>(const_cast<void*>(list.prepared.get()));
   }
 
   // Returns the list as the device has it, for norms alone.
@@ -53,7 +56,7 @@ class HostUpdates {
   // Updates a range, whose gradients lie at `grads` on the device, and blocks
   // until that is done. REQUIRES: the device has done all work on the range;
   // one thread at a time.
-  Status Run(size_t range, const StepBlock& block, const void* grads) const;
+  Status Run(size_t range, const StepBlock& block, const void* grads);
 
  private:
   class Lane;
@@ -62,7 +65,7 @@ class HostUpdates {
 
   UpdateList norms_;
   std::vector<std::unique_ptr<Lane>> lanes_;
-  // By range: the lanes that have windows of it are the first ones.
+  // The number of lanes that update each range: the first ones.
   std::vector<size_t> num_lanes_;
 };
 

@@ -15,6 +15,7 @@
 #include "core/device/forwarding_device.h"
 #include "core/device/forwarding_stream.h"
 #include "core/device/offload/host_updates.h"
+#include "core/device/work_queue/forked.h"
 
 namespace shard {
 
@@ -26,7 +27,7 @@ class OffloadingStream final : public ForwardingStream {
 
   void AddToNorm(const UpdateList& list, size_t range, NormPass pass,
                  const StepBlock* block, NormSum* sum) override {
-    stream().AddToNorm(HostUpdates::Of(list).norms(), range, pass, block, sum);
+    stream().AddToNorm(HostUpdates::Of(list)->norms(), range, pass, block, sum);
   }
 
   void Update(const UpdateList& list, size_t range, const StepBlocks& step,
@@ -36,14 +37,17 @@ class OffloadingStream final : public ForwardingStream {
         gradients != nullptr
             ? *gradients
             : list.GradientsOf(list.ranges[range], step.host->has_norm);
-    const size_t count = sources.count;
     // One rank's own gradients, or a sum: ranks share no memory of a device.
-    const void* const grads = count == 1 ? sources.data[0] : nullptr;
+    const bool reads =
+        sources.count == 1 && sources.dtype == list.ranges[range].source_dtype;
+    const void* const grads = reads ? sources.data[0] : nullptr;
     stream().Call("update on the host",
-                  [updates = &HostUpdates::Of(list), range, block = step.host,
-                   count, grads]() -> Status {
-                    if (count != 1) {
-                      return Internal(count, " gradients are given, 1 is read");
+                  [updates = HostUpdates::Of(list), range, block = step.host,
+                   grads]() -> Status {
+                    if (grads == nullptr) {
+                      return Internal(
+                          "gradients of several ranks, or of another dtype "
+                          "than planned");
                     }
                     return updates->Run(range, *block, grads);
                   });
@@ -64,7 +68,7 @@ class StateMemory : public std::enable_shared_from_this<StateMemory> {
     const size_t size = memory.size();
     if (size == 0) return memory;
     const auto owner =
-        std::make_shared<Piece>(shared_from_this(), std::move(memory));
+        MakeSharedUnlessForked<Piece>(shared_from_this(), std::move(memory));
     const std::lock_guard<std::mutex> lock(mutex_);
     pieces_.emplace(data, size);
     return DeviceMemory(data, size, owner);

@@ -18,9 +18,10 @@ struct Window {
   size_t count;
 };
 
-// Cuts a range into windows of at most `most` elements; those of a tensor
-// formula are of whole parameters, so one parameter may take more. Elements of
-// no parameter may be in no window. REQUIRES: `most` is a multiple of kQ8Block.
+// Cuts a range into windows of at most `most` elements. Windows of a tensor
+// formula hold whole parameters, so one that holds a single parameter may be
+// larger. Padding may be in no window. REQUIRES: `most` is a multiple of
+// kQ8Block.
 std::vector<Window> WindowsOf(const UpdateList& list, const UpdateRange& range,
                               size_t most);
 

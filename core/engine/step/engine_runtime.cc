@@ -58,6 +58,9 @@ void EngineRuntime::EndCapture() {
 
 Status EngineRuntime::Synchronize(const Deadline& deadline) const {
   SHARD_RETURN_IF_ERROR(queue_->Drain(deadline));
+  if (updates_ != nullptr) {
+    SHARD_RETURN_IF_ERROR(updates_->Synchronize(deadline));
+  }
   return compute_->Synchronize(deadline);
 }
 
@@ -70,6 +73,9 @@ void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {
   };
   wait([&] { return queue_->Drain(deadline); });
   wait([&] { return moving_->Synchronize(deadline); });
+  if (updates_ != nullptr) {
+    wait([&] { return updates_->Synchronize(deadline); });
+  }
   wait([&] { return compute_->Synchronize(deadline); });
   host_->Settle(deadline);
 }
@@ -86,6 +92,9 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   };
   SHARD_ASSIGN_OR_RETURN(compute_, create(StreamKind::kCompute));
   SHARD_ASSIGN_OR_RETURN(moving_, create(StreamKind::kCompute));
+  if (device->offload() != nullptr) {
+    SHARD_ASSIGN_OR_RETURN(updates_, create(StreamKind::kCompute));
+  }
   SHARD_ASSIGN_OR_RETURN(auto communication,
                          create(StreamKind::kCommunication));
   copies_ = std::make_unique<BoundCopies>(BoundCopies::Dependencies{
@@ -123,6 +132,8 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   step_deps.transfers = transfers_.get();
   step_deps.queue = queue_.get();
   step_deps.published = &*published_;
+  step_deps.updates = updates_.get();
+  step_deps.timeout = options.timeout;
   step_deps.overlap =
       options.overlap && !comm->direct() && !plan_->shards_params();
   SHARD_ASSIGN_OR_RETURN(stepper_, Stepper::Create(step_deps));

@@ -95,6 +95,7 @@ class EngineRuntime {
   std::unique_ptr<Stepper> stepper_;
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> moving_;
+  std::unique_ptr<Stream> updates_;  // As Stepper::Dependencies has it.
   std::unique_ptr<CommQueue> queue_;
 };
 

@@ -67,6 +67,9 @@ Status Stepper::Run(const StepInput& input, bool meets,
     // after their publishing.
     Stopwatch wait(&report->seconds_wait);
     SHARD_RETURN_IF_ERROR(deps_.queue->WaitForAll(deps_.compute, deadline));
+    if (deps_.updates != nullptr) {
+      deps_.compute->Wait(deps_.updates->Record(), deadline);
+    }
   } else {
     Latch(input, deadline);
   }
@@ -81,7 +84,7 @@ Status Stepper::Run(const StepInput& input, bool meets,
       SHARD_RETURN_IF_ERROR(EnqueueNorm(NormPass::kSecond, report));
     }
   }
-  // Before the updates, some of which the host makes.
+  // Offloaded updates read the results of the norm from the host's block.
   latch_.Download(deps_.compute);
   SHARD_RETURN_IF_ERROR(EnqueueUpdates(reduced, deadline, report));
   begun_ = false;
@@ -182,10 +185,15 @@ Status Stepper::EnqueueUpdates(const std::vector<Event>& events,
     // Units are updated in the order in which they are reduced, from the last;
     // with overlap, in the order in which the next forward pass will use them.
     const size_t u = deps_.overlap ? i : units - 1 - i;
-    if (parts_[u].empty() || updated_[u]) continue;
+    // Updates of the queue were published there.
+    if (updated_[u] && deps_.updates == nullptr) continue;
     const auto unit = static_cast<int32_t>(u);
     for (size_t k = parts_[u].size(); k-- > 0;) {
       const Part& part = parts_[u][k];
+      if (updated_[u]) {
+        EnqueuePublish(unit, part.buffer);
+        continue;
+      }
       {
         Stopwatch wait(&report->seconds_wait);
         SHARD_RETURN_IF_ERROR(
@@ -287,9 +295,11 @@ Status Stepper::UpdateEagerly(
     }
     bytes += BytesOf(parts[i], in_place == nullptr ? nullptr : &given[i]);
   }
+  Stream* const to = deps_.updates == nullptr ? stream : deps_.updates;
+  if (to != stream) to->Wait(stream->Record(), Deadline::After(deps_.timeout));
   SHARD_RETURN_IF_ERROR(deps_.queue->Observe(
       EventId::kEagerUpdate,
-      {.unit = unit, .bytes = static_cast<int64_t>(bytes)}, stream,
+      {.unit = unit, .bytes = static_cast<int64_t>(bytes)}, to,
       [&](Stream* updating) {
         updating->Wait(latched_, latch_deadline_);
         for (size_t i = 0; i < parts.size(); ++i) {
@@ -300,6 +310,7 @@ Status Stepper::UpdateEagerly(
       }));
   eager_bytes_ += bytes;
   updated_[static_cast<size_t>(unit)] = true;
+  if (to != stream) return Status();
   for (const Part& part : parts) {
     SHARD_RETURN_IF_ERROR(Publish(part.buffer, stream));
   }

@@ -98,6 +98,11 @@ class Stepper {
     Transfers* transfers;
     CommQueue* queue;
     PublishedUnits* published;
+    // Where states are offloaded: the stream of the updates of a begun step,
+    // which transfers of other units pass. Null elsewhere: such updates are
+    // work of the queue.
+    Stream* updates;
+    double timeout;  // Seconds, of a wait for work of the queue.
     // Parameters may still be in transfer when the step returns: the host
     // acquires each unit before it reads the unit's parameters.
     bool overlap;
@@ -143,7 +148,8 @@ class Stepper {
   // input. REQUIRES: no norm; the result of the step before was taken.
   void Begin(const StepInput& input, const Deadline& deadline);
   // Enqueues the update of the unit and its publishing on a stream whose work
-  // is in the order of the queue. COLLECTIVE; on any thread. `in_place` as in
+  // is in the order of the queue; where there is a stream for updates, that of
+  // the update alone, there. COLLECTIVE; on any thread. `in_place` as in
   // UnitTransfers::EagerUpdate.
   Status UpdateEagerly(int32_t unit,
                        const std::vector<std::vector<const void*>>* in_place,

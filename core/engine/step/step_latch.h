@@ -61,8 +61,8 @@ class StepLatch {
   size_t num_rows() const { return made_rows_; }
 
   // Make the kernels' block that of the host, and give the host the results of
-  // kernels. Upload returns the event after which kernels of other streams may
-  // read the block.
+  // a norm. Upload returns the event after which kernels of other streams may
+  // read the block. Download comes before updates, which may read the host's.
   Event Upload(Stream* stream) const;
   void Download(Stream* stream) const;
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "core/base/host_memory.h"
-#include "core/engine/step/explain_misfit.h"
 #include "core/state/manifest_bound.h"
 
 namespace shard {
@@ -18,15 +17,6 @@ namespace {
 
 bool HasDeviceMemory(const Device& device) {
   return device.id().kind != DeviceId::Kind::kCpu;
-}
-
-RankPlacement PlacementOf(const Communicator& comm, const Device& device) {
-  return {.shares_tensors = SharesTensors(comm, device),
-          .device = device.name(),
-          .has_device_memory = HasDeviceMemory(device),
-          .has_staging = !device.IsHostMemory(),
-          .offload = device.offload(),
-          .ranks_on_host = comm.local_world_size()};
 }
 
 // Returns kResourceExhausted where the plan does not fit.
@@ -38,9 +28,13 @@ Status CheckRooms(const Plan& plan, const RankPlacement& placement,
 
 }  // namespace
 
-uint64_t HostBytesToAllocate(const Plan& plan, const Communicator& comm,
-                             const Device& device, const Plan* before) {
-  return NeedOf(plan, PlacementOf(comm, device), before).host;
+RankPlacement PlacementOf(const Communicator& comm, const Device& device) {
+  return {.shares_tensors = SharesTensors(comm, device),
+          .device = device.name(),
+          .has_device_memory = HasDeviceMemory(device),
+          .has_staging = !device.IsHostMemory(),
+          .offload = device.offload(),
+          .ranks_on_host = comm.local_world_size()};
 }
 
 Status CheckSupported(const Plan& plan, const Communicator& comm,

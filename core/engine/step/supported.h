@@ -13,6 +13,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "core/engine/step/explain_misfit.h"
 #include "core/engine/step/hypers.h"
 #include "core/flat/plan.h"
 
@@ -25,26 +26,21 @@ inline bool SharesTensors(const Communicator& comm, const Device& device) {
          (device.ReachesSharedMemory() || comm.world_size() == 1);
 }
 
-// Returns the bytes that this host still has to give to the engines of `plan`
-// on all its ranks, all of them on such a device, with the staging memory of
-// collectives where the host does not reach tensors. `before` is null, or the
-// plan that `plan` replaces, as for EngineMemory::Allocate. The memory of
-// `before` stays allocated meanwhile, and its host tensors and collectives
-// serve both plans.
-uint64_t HostBytesToAllocate(const Plan& plan, const Communicator& comm,
-                             const Device& device, const Plan* before);
+// Returns where the ranks of this host have their memory, all of them on such a
+// device, each alone on it.
+RankPlacement PlacementOf(const Communicator& comm, const Device& device);
 
 // Returns OK where this build can step what the plan describes, `comm` has the
 // ranks that the plan is for, and a checkpoint can hold the state. Where the
-// device has no memory of its own, the host has HostBytesToAllocate, too.
-// Local.
+// device has no memory of its own, the host has room for NeedOf, too. `before`
+// as there. Local.
 Status CheckSupported(const Plan& plan, const Communicator& comm,
                       const Device& device, const Plan* before);
 
 // Returns kResourceExhausted on all ranks where a device with memory of its own
 // has not enough of it for `plan`, once for each rank on it, or the host has
-// not HostBytesToAllocate. COLLECTIVE, for ranks on devices of one kind. OK is
-// no promise that the plan will fit.
+// not. COLLECTIVE, for ranks on devices of one kind. OK is no promise that the
+// plan will fit.
 Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
                          const Plan* before, const Deadline& deadline);
 

@@ -19,8 +19,8 @@ namespace shardctl {
 
 // The memory that there is, and where ranks are. 0: no limit.
 struct MemoryLimits {
-  uint64_t memory = 0;       // Of a rank: its GPU's where there is a device.
-  uint64_t host_memory = 0;  // Of a host, beside its GPUs'.
+  uint64_t memory = 0;       // A rank's: its GPU's where there is a device.
+  uint64_t host_memory = 0;  // A host's, beside its GPUs'.
   int32_t ranks_per_host = 1;
   bool shared = false;  // Whether ranks share memory.
   // As in shard_placement, or "cuda" for any GPU; "": the host's memory.
@@ -42,7 +42,7 @@ struct Shortfall {
 std::string ShortfallText(const Shortfall& missing);
 
 struct PlanFit {
-  uint64_t host_bytes = 0;  // Of a host, for its ranks on devices.
+  uint64_t host_bytes = 0;  // A host's, for its ranks on devices.
   Shortfall missing;
   // Where the device is a GPU that is to hold optimizer states.
   bool tries_offload = false;

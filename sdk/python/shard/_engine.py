@@ -42,6 +42,7 @@ class Engine(EngineTensors, EngineState):
         self._call(lib.shard_engine_device, ctypes.byref(kind),
                    ctypes.byref(ordinal))
         self._device = kind.value, ordinal.value
+        self._offloads = b"offload=states" in (options.device or b"")
         self._forget_plan()
 
     @property

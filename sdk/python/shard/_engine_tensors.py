@@ -8,12 +8,13 @@ import weakref
 
 from . import _calls
 from ._arguments import int32_array
+from ._c import Role
 from ._errors import Error, failed_precondition
 from ._handles import Closable
 from ._library import lib
 from ._plan import Plan
 from ._values import elements, float32_elements, stored_tensor
-from ._views import View, numpy
+from ._views import HOST_MEMORY, View, numpy
 
 UnitParam = collections.namedtuple("UnitParam", "param data grad",
                                    module="shard")
@@ -100,14 +101,21 @@ class EngineTensors(Closable):
                     f" first {lent[0]}: delete them, or keep copies"
                 ) from error
 
-    def _lend(self, address, dtype, shape, writable, what):
-        """Returns a view of memory that a new plan frees."""
-        view = View(address, dtype, shape, self._c, writable, self._device)
+    def _lend(self, address, dtype, shape, writable, what, device=None):
+        """Returns a view of memory that a new plan frees, by default of the
+        engine's device."""
+        view = View(address, dtype, shape, self._c, writable,
+                    device or self._device)
         key = id(view.memory)
         view.memory.what = what
         self._lent[key] = weakref.ref(
             view.memory, lambda _, lent=self._lent: lent.pop(key, None))
         return view
+
+    def _device_of(self, role):
+        """Returns where the engine has tensors of that role."""
+        on_host = role == Role.BUFFER or (role == Role.STATE and self._offloads)
+        return HOST_MEMORY if on_host else self._device
 
     # ---- Parameters and gradients --------------------------------------------
 

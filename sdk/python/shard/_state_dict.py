@@ -93,7 +93,7 @@ class StateDict(Closable, collections.abc.Mapping):
                                 lib.shard_state_dict_tensor, self._c, tensor)
             lib.shard_state_dict_local(self._c, tensor, ctypes.byref(begin),
                                        ctypes.byref(numel), ctypes.byref(data))
-            view = self._view(data.value, info.dtype, numel.value, key)
+            view = self._view(data.value, info, numel.value, key)
         on_host = view.device == HOST_MEMORY
         return LocalTensor(info, begin.value, view.array() if on_host else view)
 
@@ -108,14 +108,15 @@ class StateDict(Closable, collections.abc.Mapping):
         return (self._engine is not None
                 and self._engine._lent is not self._plan_mark)
 
-    def _view(self, address, dtype, numel, key):
+    def _view(self, address, info, numel, key):
         if self._engine is None:
-            return View(address, dtype, (numel,), self._c, False)
+            return View(address, info.dtype, (numel,), self._c, False)
         with self._engine._guard:
             if self._stale():
                 raise stale_state()
-            return self._engine._lend(address, dtype, (numel,), False,
-                                      f"those of {key!r}")
+            return self._engine._lend(address, info.dtype, (numel,), False,
+                                      f"those of {key!r}",
+                                      self._engine._device_of(info.role))
 
     def __contains__(self, key):
         try:

@@ -13,7 +13,7 @@
 namespace shard {
 namespace {
 
-// Compares as texts do not.
+// Pairs are compared and printed.
 std::vector<std::vector<size_t>> PairsOf(const std::vector<Window>& windows) {
   std::vector<std::vector<size_t>> pairs;
   for (const Window& window : windows) {

@@ -40,6 +40,11 @@ std::shared_ptr<const Plan> PlanWith(int64_t bytes) {
   return *plan;
 }
 
+uint64_t HostBytes(const Plan& plan, const Communicator& comm,
+                   const Device& device, const Plan* before) {
+  return NeedOf(plan, PlacementOf(comm, device), before).host;
+}
+
 // Host tensors stay where they are when the plan changes: they need no memory
 // again. Ranks that share no memory need their own of everything.
 TEST(SupportedTest, HostTensorsNeedMemoryOnce) {
@@ -55,8 +60,8 @@ TEST(SupportedTest, HostTensorsNeedMemoryOnce) {
           ASSERT_OK(engine);
           const uint64_t taken = (*engine)->Memory().HostTotal(
               kWorldSize, (*engine)->SharesTensors());
-          EXPECT_EQ(HostBytesToAllocate(*plan, *comm, *cpu, nullptr), taken);
-          EXPECT_EQ(HostBytesToAllocate(*plan, *comm, *cpu, plan.get()),
+          EXPECT_EQ(HostBytes(*plan, *comm, *cpu, nullptr), taken);
+          EXPECT_EQ(HostBytes(*plan, *comm, *cpu, plan.get()),
                     taken - kWorldSize * kHostTensor);
         },
         30, link);
@@ -70,11 +75,11 @@ TEST(SupportedTest, StagingMemoryIsNeededOnce) {
   const std::shared_ptr<Device> cpu = *OpenDevice("cpu");
   const std::shared_ptr<Device> guard = testing::GuardTensors(cpu);
   RunThreadRanks(kWorldSize, [&](const auto& comm) {
-    EXPECT_EQ(HostBytesToAllocate(*plan, *comm, *guard, nullptr),
-              HostBytesToAllocate(*plan, *comm, *cpu, nullptr) +
+    EXPECT_EQ(HostBytes(*plan, *comm, *guard, nullptr),
+              HostBytes(*plan, *comm, *cpu, nullptr) +
                   kWorldSize * StagingBytes(kWorldSize));
-    EXPECT_EQ(HostBytesToAllocate(*plan, *comm, *guard, plan.get()),
-              HostBytesToAllocate(*plan, *comm, *cpu, plan.get()));
+    EXPECT_EQ(HostBytes(*plan, *comm, *guard, plan.get()),
+              HostBytes(*plan, *comm, *cpu, plan.get()));
   });
 }
 

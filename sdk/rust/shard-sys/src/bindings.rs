@@ -1152,13 +1152,13 @@ extern "C" {
     /// graph and does not run; only shard_engine_zero_grad and one shard_engine_step
     /// without a report are allowed. The step's options say what kind of step is
     /// captured; it is not counted. A capture of a step ends the use of graphs of
-    /// the captures before. For one rank: UNIMPLEMENTED for more, with direct=0, with
-    /// offload, and on devices without graphs. FAILED_PRECONDITION while the stream is not
-    /// captured, in state FILLING, while a step is begun, units are acquired,
-    /// gradients are ready or parameters are summoned; with missing_grads; on an
-    /// engine whose units or gradients were ever marked; and after a replay that
-    /// nothing has waited for. An error of the step before is final, others leave
-    /// the engine as it was. Local, blocks until the step before has ended.
+    /// the captures before. For one rank: UNIMPLEMENTED for more, with direct=0,
+    /// with offload, and on devices without graphs. FAILED_PRECONDITION while the
+    /// stream is not captured, in state FILLING, while a step is begun, units are
+    /// acquired, gradients are ready or parameters are summoned; with missing_grads;
+    /// on an engine whose units or gradients were ever marked; and after a replay
+    /// that nothing has waited for. An error of the step before is final, others
+    /// leave the engine as it was. Local, blocks until the step before has ended.
     #[must_use]
     pub fn shard_engine_capture_begin(engine: *mut shard_engine) -> *mut shard_error;
 }
@@ -2335,7 +2335,8 @@ pub struct shard_state_dict_options {
     /// shard_state_dict_get only. 1: tensors are copied to the host's memory, and
     /// keep their values. Default: tensors are pointers into the engine, valid
     /// until the next call that changes or frees the engine. They are in the
-    /// device's memory, but for buffers of the model, which are in the host's.
+    /// device's memory, but for buffers of the model and offloaded optimizer
+    /// states, which are in the host's.
     pub copy: i32,
     pub reserved: i32,
 }
@@ -2373,7 +2374,7 @@ extern "C" {
     /// Gets the elements that this rank holds: `numel` from `begin` on, at `data`,
     /// which is NULL when there are none. Each output may be NULL. `data` is in the
     /// device's memory after shard_state_dict_get without `copy`, but for buffers of
-    /// the model, and in the host's else.
+    /// the model and offloaded optimizer states, and in the host's else.
     #[must_use]
     pub fn shard_state_dict_local(state: *const shard_state_dict, tensor: i64, begin: *mut i64, numel: *mut i64, data: *mut *const c_void) -> *mut shard_error;
 }
