@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <initializer_list>
 #include <limits>
@@ -273,6 +274,36 @@ TEST_F(CudaOffloadTest, AUnitIsUpdatedBeforeTheGradientsOfTheNextAreThere) {
   FillWith(expected->get(), DType::kF32);
   Train(expected->get(), 1, DType::kF32, options);
   ExpectSame(engine->get(), expected->get());
+}
+
+// There is much to update when the host calls the step.
+TEST_F(CudaOffloadTest, AStepEndsAfterTheUpdatesThatWereMadeBeforeIt) {
+  const auto plan =
+      cuda_training::MakePlan({.units = 2, .elements_per_unit = 200000});
+  const auto engine = MakeUnscaled(plan);
+  const auto expected = Engine::Create(plan, OpenLocal(), EngineOptions());
+  ASSERT_OK(engine);
+  ASSERT_OK(expected);
+  for (Engine* const it : {expected->get(), engine->get()}) {
+    FillWith(it, DType::kF32);
+    for (int32_t unit = 2; unit > 0; --unit) {
+      WriteGrads(it, unit, 1, DType::kF32);
+    }
+    ASSERT_OK(it->BeginStep(StepOptions()));
+    for (int32_t unit = 2; unit > 0; --unit) {
+      ASSERT_OK(it->MarkUnitGradsReady(unit));
+    }
+    StepReport report;
+    ASSERT_OK(it->Step(StepOptions(), &report));
+  }
+  const auto& buffers = (*engine)->memory().buffers();
+  for (size_t b = 0; b < buffers.size(); ++b) {
+    const size_t bytes = DTypeBytes(buffers[b].plan->dtype,
+                                    buffers[b].plan->layout.padded_numel());
+    EXPECT_EQ(std::memcmp(buffers[b].params,
+                          (*expected)->memory().buffers()[b].params, bytes),
+              0);
+  }
 }
 
 // A parameter without gradients is not stepped; a window that it shares with
