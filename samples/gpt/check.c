@@ -60,7 +60,7 @@ static bool set_up(fixture* f, const gpt_config* config) {
   f->sequences = malloc(bytes);
   size_t needed = 0;
   f->model = gpt_create(config, kBatch, (const real* const*)f->params, f->grads,
-                        NULL, &needed);
+                        NULL, NULL, &needed);
   if (!f->sequences || !f->model) return false;
   for (size_t i = 0; i < bytes; i++) {
     // There are only twelve different bytes: tokens repeat, so their gradients

@@ -4,7 +4,6 @@
 
 #include <stdlib.h>
 
-#include "samples/gpt/layers.h"
 #include "samples/gpt/random.h"
 
 // The values that one block keeps from the forward to the backward pass. R =
@@ -27,6 +26,7 @@ typedef struct block_activations {
 
 struct gpt {
   gpt_config config;
+  layers* on;
   const real* const* params;
   real* const* grads;
   gpt_hooks hooks;  // Both are NULL where there are none.
@@ -42,7 +42,7 @@ struct gpt {
   real* d_residual;   // (R, C)
   real* d_branch;     // (R, C)
   real* d_wide;       // (R, 4C)
-  real* d_attention;  // (length, length)
+  real* d_attention;  // layers.attention_scratch
   real* arena;
   block_activations blocks[];
 };
@@ -100,24 +100,27 @@ static size_t lay_out(gpt* model, int batch, real* arena) {
   model->d_residual = take(arena, &used, narrow);
   model->d_branch = take(arena, &used, narrow);
   model->d_wide = take(arena, &used, 4 * narrow);
-  model->d_attention = take(arena, &used, context * context);
+  model->d_attention =
+      take(arena, &used,
+           model->on->attention_scratch(batch, config->context, config->heads));
   return used;
 }
 
 gpt* gpt_create(const gpt_config* config, int batch, const real* const* params,
-                real* const* grads, const gpt_hooks* hooks, size_t* bytes) {
+                real* const* grads, const gpt_hooks* hooks, layers* on,
+                size_t* bytes) {
   const size_t blocks = (size_t)config->layers * sizeof(block_activations);
   *bytes = sizeof(gpt) + blocks;
   gpt* model = calloc(1, *bytes);
   if (!model) return NULL;
   model->config = *config;
+  model->on = on ? on : cpu_layers();
   model->params = params;
   model->grads = grads;
   if (hooks) model->hooks = *hooks;
   *bytes = lay_out(model, batch, NULL) * sizeof(real);
-  // Sizes are counted in steps of 16 numbers, so *bytes is a multiple of 64, as
-  // aligned_alloc requires.
-  real* arena = aligned_alloc(64, *bytes);
+  // Sizes are counted in steps of 16 numbers, so *bytes is a multiple of 64.
+  real* arena = model->on->allocate(model->on, *bytes);
   if (!arena) {
     free(model);
     return NULL;
@@ -128,7 +131,7 @@ gpt* gpt_create(const gpt_config* config, int batch, const real* const* params,
 
 void gpt_free(gpt* model) {
   if (!model) return;
-  free(model->arena);
+  model->on->release(model->on, model->arena);
   free(model);
 }
 
@@ -139,11 +142,12 @@ static void begin(gpt* model, bool backward) {
   model->stopped = false;
 }
 
-// Calls the `enter` hook of a module. Returns false once a hook has stopped the
-// pass: the computation of the module is then skipped, and so is all that
-// follows.
+// Calls the `enter` hook of a module. Returns false once a hook or an error of
+// the layers has stopped the pass: the computation of the module is then
+// skipped, and so is all that follows.
 static bool enter(gpt* model, int module) {
   const gpt_hooks* hooks = &model->hooks;
+  if (model->on->error) model->stopped = true;
   if (!model->stopped && hooks->enter) {
     model->stopped = !hooks->enter(hooks->user_data, module, model->backward);
   }
@@ -152,6 +156,7 @@ static bool enter(gpt* model, int module) {
 
 static void leave(gpt* model, int module) {
   const gpt_hooks* hooks = &model->hooks;
+  if (model->on->error) model->stopped = true;
   if (!model->stopped && hooks->leave) {
     model->stopped = !hooks->leave(hooks->user_data, module, model->backward);
   }
@@ -160,54 +165,57 @@ static void leave(gpt* model, int module) {
 // ---- Forward --------------------------------------------------------------
 
 static void attention_branch_forward(gpt* model, int l, const real* residual) {
+  layers* on = model->on;
   const int width = model->config.width;
   const int rows = model->batch * model->length;
   const int module = gpt_block_module(l);
   const real* const* p = model->params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
   block_activations* a = &model->blocks[l];
   if (enter(model, module + GPT_LN_1)) {
-    layer_norm_forward(a->norm_1, a->mean_1, a->rstd_1, residual,
-                       p[GPT_LN_1_WEIGHT], p[GPT_LN_1_BIAS], rows, width);
+    on->layer_norm_forward(on, a->norm_1, a->mean_1, a->rstd_1, residual,
+                           p[GPT_LN_1_WEIGHT], p[GPT_LN_1_BIAS], rows, width);
     leave(model, module + GPT_LN_1);
   }
   if (!enter(model, module + GPT_ATTN)) return;
   if (enter(model, module + GPT_QKV)) {
-    linear_forward(a->qkv, a->norm_1, p[GPT_QKV_WEIGHT], p[GPT_QKV_BIAS], NULL,
-                   rows, width, 3 * width);
+    on->linear_forward(on, a->qkv, a->norm_1, p[GPT_QKV_WEIGHT],
+                       p[GPT_QKV_BIAS], NULL, rows, width, 3 * width);
     leave(model, module + GPT_QKV);
   }
-  attention_forward(a->heads_out, a->attention, a->qkv, model->batch,
-                    model->length, width, model->config.heads);
+  on->attention_forward(on, a->heads_out, a->attention, a->qkv, model->batch,
+                        model->length, width, model->config.heads);
   if (enter(model, module + GPT_ATTN_PROJ)) {
-    linear_forward(a->residual_mid, a->heads_out, p[GPT_ATTN_PROJ_WEIGHT],
-                   p[GPT_ATTN_PROJ_BIAS], residual, rows, width, width);
+    on->linear_forward(on, a->residual_mid, a->heads_out,
+                       p[GPT_ATTN_PROJ_WEIGHT], p[GPT_ATTN_PROJ_BIAS], residual,
+                       rows, width, width);
     leave(model, module + GPT_ATTN_PROJ);
   }
   leave(model, module + GPT_ATTN);
 }
 
 static void mlp_branch_forward(gpt* model, int l) {
+  layers* on = model->on;
   const int width = model->config.width;
   const int rows = model->batch * model->length;
   const int module = gpt_block_module(l);
   const real* const* p = model->params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
   block_activations* a = &model->blocks[l];
   if (enter(model, module + GPT_LN_2)) {
-    layer_norm_forward(a->norm_2, a->mean_2, a->rstd_2, a->residual_mid,
-                       p[GPT_LN_2_WEIGHT], p[GPT_LN_2_BIAS], rows, width);
+    on->layer_norm_forward(on, a->norm_2, a->mean_2, a->rstd_2, a->residual_mid,
+                           p[GPT_LN_2_WEIGHT], p[GPT_LN_2_BIAS], rows, width);
     leave(model, module + GPT_LN_2);
   }
   if (!enter(model, module + GPT_MLP)) return;
   if (enter(model, module + GPT_FC)) {
-    linear_forward(a->hidden, a->norm_2, p[GPT_FC_WEIGHT], p[GPT_FC_BIAS], NULL,
-                   rows, width, 4 * width);
+    on->linear_forward(on, a->hidden, a->norm_2, p[GPT_FC_WEIGHT],
+                       p[GPT_FC_BIAS], NULL, rows, width, 4 * width);
     leave(model, module + GPT_FC);
   }
-  gelu_forward(a->gelu, a->hidden, (size_t)rows * 4 * (size_t)width);
+  on->gelu_forward(on, a->gelu, a->hidden, (size_t)rows * 4 * (size_t)width);
   if (enter(model, module + GPT_MLP_PROJ)) {
-    linear_forward(a->residual_out, a->gelu, p[GPT_MLP_PROJ_WEIGHT],
-                   p[GPT_MLP_PROJ_BIAS], a->residual_mid, rows, 4 * width,
-                   width);
+    on->linear_forward(on, a->residual_out, a->gelu, p[GPT_MLP_PROJ_WEIGHT],
+                       p[GPT_MLP_PROJ_BIAS], a->residual_mid, rows, 4 * width,
+                       width);
     leave(model, module + GPT_MLP_PROJ);
   }
   leave(model, module + GPT_MLP);
@@ -227,6 +235,7 @@ static void blocks_forward(gpt* model) {
 bool gpt_forward(gpt* model, const uint8_t* sequences, int batch, int length,
                  double* nats) {
   const gpt_config* config = &model->config;
+  layers* on = model->on;
   const int width = config->width;
   const int layers = config->layers;
   const int rows = batch * length;
@@ -237,8 +246,9 @@ bool gpt_forward(gpt* model, const uint8_t* sequences, int batch, int length,
   if (!enter(model, GPT_ROOT) || !enter(model, GPT_WTE)) return false;
 
   if (enter(model, GPT_WPE)) {
-    embedding_forward(model->embedded, sequences, params[GPT_TOKEN_WEIGHT],
-                      params[GPT_POSITION_WEIGHT], batch, length, width);
+    on->embedding_forward(on, model->embedded, sequences,
+                          params[GPT_TOKEN_WEIGHT], params[GPT_POSITION_WEIGHT],
+                          batch, length, width);
     leave(model, GPT_WPE);
   }
   if (enter(model, GPT_BLOCKS)) {
@@ -248,23 +258,24 @@ bool gpt_forward(gpt* model, const uint8_t* sequences, int batch, int length,
   if (enter(model, gpt_ln_f_module(config))) {
     const real* const* final =
         params + GPT_FIRST_BLOCK + layers * GPT_PER_BLOCK;
-    layer_norm_forward(model->norm_f, model->mean_f, model->rstd_f,
-                       model->blocks[layers - 1].residual_out, final[0],
-                       final[1], rows, width);
+    on->layer_norm_forward(on, model->norm_f, model->mean_f, model->rstd_f,
+                           model->blocks[layers - 1].residual_out, final[0],
+                           final[1], rows, width);
     leave(model, gpt_ln_f_module(config));
   }
   if (model->stopped) return false;
-  linear_forward(model->logits, model->norm_f, params[GPT_TOKEN_WEIGHT], NULL,
-                 NULL, rows, width, GPT_VOCABULARY);
+  on->linear_forward(on, model->logits, model->norm_f, params[GPT_TOKEN_WEIGHT],
+                     NULL, NULL, rows, width, GPT_VOCABULARY);
   leave(model, GPT_WTE);
   leave(model, GPT_ROOT);
-  *nats = cross_entropy_forward(model->logits, sequences, batch, length,
-                                GPT_VOCABULARY);
-  return !model->stopped;
+  *nats = on->cross_entropy_forward(on, model->logits, sequences, batch, length,
+                                    GPT_VOCABULARY);
+  return !model->stopped && !on->error;
 }
 
 const real* gpt_probabilities(const gpt* model, int position) {
-  return model->logits + (size_t)position * GPT_VOCABULARY;
+  const real* row = model->logits + (size_t)position * GPT_VOCABULARY;
+  return model->on->read(model->on, row, GPT_VOCABULARY);
 }
 
 // ---- Backward -------------------------------------------------------------
@@ -273,6 +284,7 @@ const real* gpt_probabilities(const gpt* model, int position) {
 // the last block to the first, and each branch adds its share on the way.
 
 static void mlp_branch_backward(gpt* model, int l) {
+  layers* on = model->on;
   const int width = model->config.width;
   const int rows = model->batch * model->length;
   const int module = gpt_block_module(l);
@@ -283,28 +295,29 @@ static void mlp_branch_backward(gpt* model, int l) {
   real* d_wide = model->d_wide;
   if (!enter(model, module + GPT_MLP)) return;
   if (enter(model, module + GPT_MLP_PROJ)) {
-    linear_backward(d_wide, g[GPT_MLP_PROJ_WEIGHT], g[GPT_MLP_PROJ_BIAS],
-                    model->d_residual, a->gelu, p[GPT_MLP_PROJ_WEIGHT], rows,
-                    4 * width, width);
+    on->linear_backward(on, d_wide, g[GPT_MLP_PROJ_WEIGHT],
+                        g[GPT_MLP_PROJ_BIAS], model->d_residual, a->gelu,
+                        p[GPT_MLP_PROJ_WEIGHT], rows, 4 * width, width);
     leave(model, module + GPT_MLP_PROJ);
   }
-  gelu_backward(d_wide, a->hidden, (size_t)rows * 4 * (size_t)width);
+  on->gelu_backward(on, d_wide, a->hidden, (size_t)rows * 4 * (size_t)width);
   if (enter(model, module + GPT_FC)) {
-    linear_backward(d_branch, g[GPT_FC_WEIGHT], g[GPT_FC_BIAS], d_wide,
-                    a->norm_2, p[GPT_FC_WEIGHT], rows, width, 4 * width);
+    on->linear_backward(on, d_branch, g[GPT_FC_WEIGHT], g[GPT_FC_BIAS], d_wide,
+                        a->norm_2, p[GPT_FC_WEIGHT], rows, width, 4 * width);
     leave(model, module + GPT_FC);
   }
   leave(model, module + GPT_MLP);
   if (enter(model, module + GPT_LN_2)) {
-    layer_norm_backward(model->d_residual, g[GPT_LN_2_WEIGHT], g[GPT_LN_2_BIAS],
-                        d_branch, a->residual_mid, a->mean_2, a->rstd_2,
-                        p[GPT_LN_2_WEIGHT], rows, width);
+    on->layer_norm_backward(
+        on, model->d_residual, g[GPT_LN_2_WEIGHT], g[GPT_LN_2_BIAS], d_branch,
+        a->residual_mid, a->mean_2, a->rstd_2, p[GPT_LN_2_WEIGHT], rows, width);
     leave(model, module + GPT_LN_2);
   }
 }
 
 static void attention_branch_backward(gpt* model, int l,
                                       const real* residual_in) {
+  layers* on = model->on;
   const int width = model->config.width;
   const int rows = model->batch * model->length;
   const int module = gpt_block_module(l);
@@ -315,23 +328,25 @@ static void attention_branch_backward(gpt* model, int l,
   real* d_wide = model->d_wide;
   if (!enter(model, module + GPT_ATTN)) return;
   if (enter(model, module + GPT_ATTN_PROJ)) {
-    linear_backward(d_branch, g[GPT_ATTN_PROJ_WEIGHT], g[GPT_ATTN_PROJ_BIAS],
-                    model->d_residual, a->heads_out, p[GPT_ATTN_PROJ_WEIGHT],
-                    rows, width, width);
+    on->linear_backward(on, d_branch, g[GPT_ATTN_PROJ_WEIGHT],
+                        g[GPT_ATTN_PROJ_BIAS], model->d_residual, a->heads_out,
+                        p[GPT_ATTN_PROJ_WEIGHT], rows, width, width);
     leave(model, module + GPT_ATTN_PROJ);
   }
-  attention_backward(d_wide, model->d_attention, d_branch, a->attention, a->qkv,
-                     model->batch, model->length, width, model->config.heads);
+  on->attention_backward(on, d_wide, model->d_attention, d_branch, a->attention,
+                         a->qkv, model->batch, model->length, width,
+                         model->config.heads);
   if (enter(model, module + GPT_QKV)) {
-    linear_backward(d_branch, g[GPT_QKV_WEIGHT], g[GPT_QKV_BIAS], d_wide,
-                    a->norm_1, p[GPT_QKV_WEIGHT], rows, width, 3 * width);
+    on->linear_backward(on, d_branch, g[GPT_QKV_WEIGHT], g[GPT_QKV_BIAS],
+                        d_wide, a->norm_1, p[GPT_QKV_WEIGHT], rows, width,
+                        3 * width);
     leave(model, module + GPT_QKV);
   }
   leave(model, module + GPT_ATTN);
   if (enter(model, module + GPT_LN_1)) {
-    layer_norm_backward(model->d_residual, g[GPT_LN_1_WEIGHT], g[GPT_LN_1_BIAS],
-                        d_branch, residual_in, a->mean_1, a->rstd_1,
-                        p[GPT_LN_1_WEIGHT], rows, width);
+    on->layer_norm_backward(on, model->d_residual, g[GPT_LN_1_WEIGHT],
+                            g[GPT_LN_1_BIAS], d_branch, residual_in, a->mean_1,
+                            a->rstd_1, p[GPT_LN_1_WEIGHT], rows, width);
     leave(model, module + GPT_LN_1);
   }
 }
@@ -348,6 +363,7 @@ static void blocks_backward(gpt* model) {
 
 bool gpt_backward(gpt* model, const uint8_t* sequences) {
   const gpt_config* config = &model->config;
+  layers* on = model->on;
   const int width = config->width;
   const int layers = config->layers;
   const int batch = model->batch;
@@ -358,18 +374,18 @@ bool gpt_backward(gpt* model, const uint8_t* sequences) {
   begin(model, true);
   if (!enter(model, GPT_ROOT) || !enter(model, GPT_WTE)) return false;
 
-  cross_entropy_backward(model->logits, sequences, batch, length,
-                         GPT_VOCABULARY);
-  linear_backward(model->d_branch, grads[GPT_TOKEN_WEIGHT], NULL, model->logits,
-                  model->norm_f, params[GPT_TOKEN_WEIGHT], rows, width,
-                  GPT_VOCABULARY);
-  memset(model->d_residual, 0, (size_t)rows * (size_t)width * sizeof(real));
+  on->cross_entropy_backward(on, model->logits, sequences, batch, length,
+                             GPT_VOCABULARY);
+  on->linear_backward(on, model->d_branch, grads[GPT_TOKEN_WEIGHT], NULL,
+                      model->logits, model->norm_f, params[GPT_TOKEN_WEIGHT],
+                      rows, width, GPT_VOCABULARY);
+  on->set_zero(on, model->d_residual, (size_t)rows * (size_t)width);
   if (enter(model, gpt_ln_f_module(config))) {
     const int final = GPT_FIRST_BLOCK + layers * GPT_PER_BLOCK;
-    layer_norm_backward(model->d_residual, grads[final], grads[final + 1],
-                        model->d_branch, model->blocks[layers - 1].residual_out,
-                        model->mean_f, model->rstd_f, params[final], rows,
-                        width);
+    on->layer_norm_backward(
+        on, model->d_residual, grads[final], grads[final + 1], model->d_branch,
+        model->blocks[layers - 1].residual_out, model->mean_f, model->rstd_f,
+        params[final], rows, width);
     leave(model, gpt_ln_f_module(config));
   }
   if (enter(model, GPT_BLOCKS)) {
@@ -377,12 +393,12 @@ bool gpt_backward(gpt* model, const uint8_t* sequences) {
     leave(model, GPT_BLOCKS);
   }
   if (enter(model, GPT_WPE)) {
-    embedding_backward(grads[GPT_TOKEN_WEIGHT], grads[GPT_POSITION_WEIGHT],
-                       model->d_residual, sequences, batch, length,
-                       config->context, width);
+    on->embedding_backward(on, grads[GPT_TOKEN_WEIGHT],
+                           grads[GPT_POSITION_WEIGHT], model->d_residual,
+                           sequences, batch, length, config->context, width);
     leave(model, GPT_WPE);
   }
   leave(model, GPT_WTE);
   leave(model, GPT_ROOT);
-  return !model->stopped;
+  return !model->stopped && !on->error;
 }

@@ -15,6 +15,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "samples/gpt/fast_exp.h"
+
 #ifdef GPT_DOUBLE
 
 typedef double real;
@@ -22,24 +24,13 @@ typedef double real;
 #define real_sqrt sqrt
 #define real_exp exp
 
-#define attention_backward attention_backward_double
-#define attention_forward attention_forward_double
-#define cross_entropy_backward cross_entropy_backward_double
-#define cross_entropy_forward cross_entropy_forward_double
-#define embedding_backward embedding_backward_double
-#define embedding_forward embedding_forward_double
-#define gelu_backward gelu_backward_double
-#define gelu_forward gelu_forward_double
+#define cpu_layers cpu_layers_double
 #define gpt_backward gpt_backward_double
 #define gpt_create gpt_create_double
 #define gpt_forward gpt_forward_double
 #define gpt_free gpt_free_double
 #define gpt_initialize gpt_initialize_double
 #define gpt_probabilities gpt_probabilities_double
-#define layer_norm_backward layer_norm_backward_double
-#define layer_norm_forward layer_norm_forward_double
-#define linear_backward linear_backward_double
-#define linear_forward linear_forward_double
 
 #else
 
@@ -47,27 +38,6 @@ typedef float real;
 #define real_gemm cblas_sgemm
 #define real_sqrt sqrtf
 #define real_exp fast_expf
-
-// Returns e^x to a few 1e-7, relative, in operations that a compiler can
-// vectorize: x = n ln 2 + r, |r| <= ln 2 / 2, Taylor's e^r, and n added to the
-// exponent. Beyond +-87, where float ends, the result stays at its last value:
-// a softmax does not notice, and a tanh has long been +-1.
-static inline float fast_expf(float x) {
-  x = x < -87.0f ? -87.0f : x;
-  x = x > 87.0f ? 87.0f : x;
-  const int32_t n = (int32_t)(x * 1.44269504f + (x < 0.0f ? -0.5f : 0.5f));
-  const float r = x - (float)n * 0.693147181f;
-  const float e =
-      1.0f +
-      r * (1.0f +
-           r * (1.0f / 2 +
-                r * (1.0f / 6 +
-                     r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720))))));
-  const int32_t bits = (n + 127) << 23;
-  float power;
-  memcpy(&power, &bits, sizeof(power));
-  return e * power;
-}
 
 #endif
 

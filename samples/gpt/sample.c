@@ -42,6 +42,7 @@ bool sample_text(gpt* model, const gpt_config* config, uint64_t seed, int bytes,
     double nats;
     if (!gpt_forward(model, window, 1, (int)length, &nats)) return false;
     const real* probabilities = gpt_probabilities(model, (int)length - 1);
+    if (!probabilities) return false;
     out[i] = draw(probabilities, random_uniform(seed, kStream, (uint64_t)i));
     if (length == context) {
       memmove(window, window + 1, context - 1);

@@ -204,7 +204,7 @@ static bool connect(trainer* t) {
   const gpt_hooks hooks = units_hooks(&t->units);
   size_t bytes = 0;
   t->net = gpt_create(config, t->batch, t->units.params, t->units.grads, &hooks,
-                      &bytes);
+                      NULL, &bytes);
   if (!t->net) {
     char why[96];
     snprintf(why, sizeof(why), "out of memory: %zu bytes for %d sequences",

@@ -71,7 +71,7 @@ class Net {
     }
     size_t bytes = 0;
     model_ = gpt_create(&config_, batch, param_pointers_.data(),
-                        grad_pointers_.data(), nullptr, &bytes);
+                        grad_pointers_.data(), nullptr, nullptr, &bytes);
   }
   Net(const Net&) = delete;
   Net& operator=(const Net&) = delete;
@@ -204,8 +204,9 @@ TEST(FloatModelTest, SaysHowMuchMemoryItLacked) {
   const gpt_config huge = {
       .layers = 64, .width = 8192, .heads = 256, .context = 4096};
   size_t bytes = 0;
-  EXPECT_EQ(gpt_create(&huge, 1 << 20, nullptr, nullptr, nullptr, &bytes),
-            nullptr);
+  EXPECT_EQ(
+      gpt_create(&huge, 1 << 20, nullptr, nullptr, nullptr, nullptr, &bytes),
+      nullptr);
   EXPECT_GT(bytes, size_t{1} << 50);
 }
 

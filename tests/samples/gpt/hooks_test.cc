@@ -43,7 +43,7 @@ class HooksTest : public ::testing::Test {
     const gpt_hooks hooks = {.enter = Enter, .leave = Leave, .user_data = this};
     size_t bytes = 0;
     model_ = gpt_create(&kSmall, kBatch, param_pointers_.data(),
-                        grad_pointers_.data(), &hooks, &bytes);
+                        grad_pointers_.data(), &hooks, nullptr, &bytes);
   }
   ~HooksTest() override { gpt_free(model_); }
 
@@ -108,7 +108,7 @@ TEST_F(HooksTest, TensorsAreTouchedOnlyWhileTheirModuleIsEntered) {
   for (auto& grad : grads) grads_at.push_back(grad.data());
   size_t bytes = 0;
   gpt* plain = gpt_create(&kSmall, kBatch, params_at.data(), grads_at.data(),
-                          nullptr, &bytes);
+                          nullptr, nullptr, &bytes);
   double expected = 0;
   EXPECT_TRUE(
       gpt_forward(plain, sequences_.data(), kBatch, kSmall.context, &expected));

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <stdlib.h>
+
 #include "samples/gpt/layers.h"
 
 // The build is for plain x86-64, as a distribution's would be. The loops
@@ -19,11 +21,33 @@ static size_t area(int rows, int columns) {
   return (size_t)rows * (size_t)columns;
 }
 
+// ---- Memory -----------------------------------------------------------------
+
+static real* allocate(layers* on, size_t bytes) {
+  return aligned_alloc(64, bytes);
+}
+
+static void release(layers* on, real* memory) { free(memory); }
+
+static void set_zero(layers* on, real* data, size_t count) {
+  memset(data, 0, count * sizeof(real));
+}
+
+static const real* read_data(layers* on, const real* data, size_t count) {
+  return data;
+}
+
+// One head of one sequence is computed at a time.
+static size_t attention_scratch(int batch, int length, int heads) {
+  return area(length, length);
+}
+
 // ---- Embedding ------------------------------------------------------------
 
-void embedding_forward(real* out, const uint8_t* sequences,
-                       const real* token_weight, const real* position_weight,
-                       int batch, int length, int width) {
+static void embedding_forward(layers* on, real* out, const uint8_t* sequences,
+                              const real* token_weight,
+                              const real* position_weight, int batch,
+                              int length, int width) {
   for (int b = 0; b < batch; b++) {
     const uint8_t* tokens = sequences + area(b, length + 1);
     for (int t = 0; t < length; t++, out += width) {
@@ -34,9 +58,10 @@ void embedding_forward(real* out, const uint8_t* sequences,
   }
 }
 
-void embedding_backward(real* d_token_weight, real* d_position_weight,
-                        const real* d_out, const uint8_t* sequences, int batch,
-                        int length, int context, int width) {
+static void embedding_backward(layers* on, real* d_token_weight,
+                               real* d_position_weight, const real* d_out,
+                               const uint8_t* sequences, int batch, int length,
+                               int context, int width) {
   memset(d_position_weight, 0, area(context, width) * sizeof(real));
   for (int b = 0; b < batch; b++) {
     const uint8_t* tokens = sequences + area(b, length + 1);
@@ -53,9 +78,10 @@ void embedding_backward(real* d_token_weight, real* d_position_weight,
 
 // ---- Layer norm -----------------------------------------------------------
 
-HOT void layer_norm_forward(real* out, real* mean, real* rstd, const real* in,
-                            const real* weight, const real* bias, int rows,
-                            int width) {
+HOT static void layer_norm_forward(layers* on, real* out, real* mean,
+                                   real* rstd, const real* in,
+                                   const real* weight, const real* bias,
+                                   int rows, int width) {
   for (int r = 0; r < rows; r++, in += width, out += width) {
     real sum = 0;
     for (int c = 0; c < width; c++) sum += in[c];
@@ -71,10 +97,10 @@ HOT void layer_norm_forward(real* out, real* mean, real* rstd, const real* in,
   }
 }
 
-HOT void layer_norm_backward(real* d_in, real* d_weight, real* d_bias,
-                             const real* d_out, const real* in,
-                             const real* mean, const real* rstd,
-                             const real* weight, int rows, int width) {
+HOT static void layer_norm_backward(layers* on, real* d_in, real* d_weight,
+                                    real* d_bias, real* d_out, const real* in,
+                                    const real* mean, const real* rstd,
+                                    const real* weight, int rows, int width) {
   memset(d_weight, 0, (size_t)width * sizeof(real));
   memset(d_bias, 0, (size_t)width * sizeof(real));
   for (int r = 0; r < rows; r++, in += width, d_out += width, d_in += width) {
@@ -103,9 +129,10 @@ HOT void layer_norm_backward(real* d_in, real* d_weight, real* d_bias,
 
 // ---- Linear ---------------------------------------------------------------
 
-void linear_forward(real* out, const real* in, const real* weight,
-                    const real* bias, const real* residual, int rows,
-                    int in_width, int out_width) {
+static void linear_forward(layers* on, real* out, const real* in,
+                           const real* weight, const real* bias,
+                           const real* residual, int rows, int in_width,
+                           int out_width) {
   // The sum begins with the bias and the residual; the product is then
   // accumulated onto it.
   for (int r = 0; r < rows; r++) {
@@ -133,9 +160,10 @@ HOT static void sum_rows(real* restrict sum, const real* restrict matrix,
   }
 }
 
-void linear_backward(real* d_in, real* d_weight, real* d_bias,
-                     const real* d_out, const real* in, const real* weight,
-                     int rows, int in_width, int out_width) {
+static void linear_backward(layers* on, real* d_in, real* d_weight,
+                            real* d_bias, const real* d_out, const real* in,
+                            const real* weight, int rows, int in_width,
+                            int out_width) {
   real_gemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, in_width,
             out_width, 1, d_out, out_width, weight, in_width, 0, d_in,
             in_width);
@@ -152,8 +180,8 @@ static const real kCubic = (real)0.044715;
 
 static inline real tanh_by_exp(real u) { return 1 - 2 / (real_exp(2 * u) + 1); }
 
-HOT void gelu_forward(real* restrict out, const real* restrict in,
-                      size_t count) {
+HOT static void gelu_forward(layers* on, real* restrict out,
+                             const real* restrict in, size_t count) {
   for (size_t i = 0; i < count; i++) {
     const real x = in[i];
     const real t = tanh_by_exp(kSlope * (x + kCubic * x * x * x));
@@ -161,8 +189,8 @@ HOT void gelu_forward(real* restrict out, const real* restrict in,
   }
 }
 
-HOT void gelu_backward(real* restrict gradient, const real* restrict in,
-                       size_t count) {
+HOT static void gelu_backward(layers* on, real* restrict gradient,
+                              const real* restrict in, size_t count) {
   for (size_t i = 0; i < count; i++) {
     const real x = in[i];
     const real t = tanh_by_exp(kSlope * (x + kCubic * x * x * x));
@@ -188,8 +216,9 @@ HOT static real softmax(real* row, int count, real scale) {
   return scale * max + (real)log((double)sum);
 }
 
-void attention_forward(real* out, real* weights, const real* qkv, int batch,
-                       int length, int width, int heads) {
+static void attention_forward(layers* on, real* out, real* weights,
+                              const real* qkv, int batch, int length, int width,
+                              int heads) {
   const int size = width / heads;
   const int stride = 3 * width;
   const real scale = 1 / real_sqrt((real)size);
@@ -224,9 +253,10 @@ HOT static void softmax_backward(real* restrict d_row, const real* restrict row,
   memset(d_row + count, 0, (size_t)(length - count) * sizeof(real));
 }
 
-void attention_backward(real* d_qkv, real* scratch, const real* d_out,
-                        const real* weights, const real* qkv, int batch,
-                        int length, int width, int heads) {
+static void attention_backward(layers* on, real* d_qkv, real* scratch,
+                               const real* d_out, const real* weights,
+                               const real* qkv, int batch, int length,
+                               int width, int heads) {
   const int size = width / heads;
   const int stride = 3 * width;
   const real scale = 1 / real_sqrt((real)size);
@@ -259,8 +289,9 @@ void attention_backward(real* d_qkv, real* scratch, const real* d_out,
 
 // ---- Cross entropy --------------------------------------------------------
 
-double cross_entropy_forward(real* logits, const uint8_t* sequences, int batch,
-                             int length, int vocabulary) {
+static double cross_entropy_forward(layers* on, real* logits,
+                                    const uint8_t* sequences, int batch,
+                                    int length, int vocabulary) {
   double loss = 0;
   for (int b = 0; b < batch; b++) {
     const uint8_t* targets = sequences + area(b, length + 1) + 1;
@@ -272,8 +303,9 @@ double cross_entropy_forward(real* logits, const uint8_t* sequences, int batch,
   return loss;
 }
 
-void cross_entropy_backward(real* probabilities, const uint8_t* sequences,
-                            int batch, int length, int vocabulary) {
+static void cross_entropy_backward(layers* on, real* probabilities,
+                                   const uint8_t* sequences, int batch,
+                                   int length, int vocabulary) {
   const real scale = 1 / (real)area(batch, length);
   for (int b = 0; b < batch; b++) {
     const uint8_t* targets = sequences + area(b, length + 1) + 1;
@@ -282,4 +314,29 @@ void cross_entropy_backward(real* probabilities, const uint8_t* sequences,
       for (int v = 0; v < vocabulary; v++) probabilities[v] *= scale;
     }
   }
+}
+
+// ---- The table --------------------------------------------------------------
+
+layers* cpu_layers(void) {
+  static layers table = {
+      .allocate = allocate,
+      .release = release,
+      .set_zero = set_zero,
+      .read = read_data,
+      .attention_scratch = attention_scratch,
+      .embedding_forward = embedding_forward,
+      .embedding_backward = embedding_backward,
+      .layer_norm_forward = layer_norm_forward,
+      .layer_norm_backward = layer_norm_backward,
+      .linear_forward = linear_forward,
+      .linear_backward = linear_backward,
+      .gelu_forward = gelu_forward,
+      .gelu_backward = gelu_backward,
+      .attention_forward = attention_forward,
+      .attention_backward = attention_backward,
+      .cross_entropy_forward = cross_entropy_forward,
+      .cross_entropy_backward = cross_entropy_backward,
+  };
+  return &table;
 }
