@@ -67,8 +67,9 @@ static const option kOptions[] = {
      "replicate them over such groups; 0: among all"},
     {"deterministic", FLAG, AT(deterministic), NULL, 0, 0, "",
      "the same bits from every stage, wrap and prefetch"},
-    {"device", STRING, AT(device), "cpu", 0, 0, "TEXT",
-     "where kernels run; see shard_engine_options"},
+    {"device", STRING, AT(device), "cpu", 0, 0, "cpu|cuda|TEXT",
+     "where the model and its tensors are; cuda: the\n"
+     "host's GPUs in turn, cuda:0 and so on: that one"},
     {"clip", NUMBER, AT(clip), "1", 0, 1e30, "X",
      "largest norm of the gradient; 0 clips nothing"},
     {"seed", SEED, AT(seed), "1", 0, 0, "N",
@@ -191,6 +192,14 @@ static bool consistent(const options* p, char* message, size_t size) {
   if (!one_of("partition", p->partition, "even|greedy", message, size) ||
       !one_of("optimizer", p->optimizer, "adamw|muon", message, size) ||
       !one_of("states", p->states, "f32|bf16|q8", message, size)) {
+    return false;
+  }
+  if (p->check && strncmp(p->device, "cuda", strlen("cuda")) == 0) {
+    snprintf(
+        message, size,
+        "--check: runs in double on the processor, and not on \"%s\": leave "
+        "out --device",
+        p->device);
     return false;
   }
   if (p->hybrid > 0 && p->stage != 3) {

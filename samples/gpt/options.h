@@ -33,8 +33,8 @@ typedef struct options {
   int hybrid;  // Ranks per shard group; 0: all.
   bool overlap;
   bool deterministic;
-  const char* device;
-  double clip;  // 0: no clipping.
+  const char* device;  // "cuda" or a device of libshard.
+  double clip;         // 0: no clipping.
   uint64_t seed;
   const char* text;
   int val_every;     // 0: only at the end.

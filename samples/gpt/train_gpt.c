@@ -15,6 +15,7 @@
 
 #include "samples/gpt/check.h"
 #include "samples/gpt/checkpoint.h"
+#include "samples/gpt/cuda/cuda_layers.h"
 #include "samples/gpt/declare.h"
 #include "samples/gpt/gpt.h"
 #include "samples/gpt/options.h"
@@ -43,6 +44,7 @@ typedef struct trainer {
   resumed_run resumed;
   shard_save* saving;  // The last save.
   units units;
+  cuda_layers* gpu;  // NULL where the model runs on the processor.
   gpt* net;
   text data;
   uint8_t* sequences;
@@ -150,11 +152,38 @@ static bool shard(trainer* t) {
   shard_engine_options engine_options = SHARD_ENGINE_OPTIONS_INIT;
   engine_options.overlap = t->opts->overlap;
   engine_options.device = t->opts->device;
+  char device[24];
+  if (strcmp(engine_options.device, "cuda") == 0) {
+    // Ranks of a host take its GPUs in turn. Without a driver the engine says
+    // what is missing.
+    const int count = cuda_device_count();
+    snprintf(device, sizeof(device), "cuda:%d",
+             count > 0 ? (int)shard_comm_local_rank(t->comm) % count : 0);
+    engine_options.device = device;
+  }
   return ok(t, "model", declare_model(t->opts, &t->model)) &&
          ok(t, "plan",
             declare_plan(t->model, t->opts, t->world_size, &t->plan)) &&
          ok(t, "engine",
             shard_engine_create(t->plan, t->comm, &engine_options, &t->engine));
+}
+
+// Opens the GPU on which the engine has its tensors, where it is on one, and
+// gives the engine the stream of the model: each then waits for what the other
+// has enqueued, and the host for neither.
+static bool open_device(trainer* t) {
+  shard_device_kind kind;
+  int32_t ordinal;
+  if (!ok(t, "--device", shard_engine_device(t->engine, &kind, &ordinal))) {
+    return false;
+  }
+  if (kind != SHARD_DEVICE_CUDA) return true;
+  char message[640];
+  t->gpu = cuda_layers_open(ordinal, t->batch, t->opts->model.context, message,
+                            sizeof(message));
+  if (!t->gpu) return fail(t, "--device", message);
+  return ok(t, "--device",
+            shard_engine_set_stream(t->engine, cuda_layers_stream(t->gpu)));
 }
 
 // Restores the values and the position in the data of a saved run. Every rank
@@ -202,13 +231,15 @@ static bool connect(trainer* t) {
     return false;
   }
   const gpt_hooks hooks = units_hooks(&t->units);
+  layers* on = t->gpu ? cuda_layers_table(t->gpu) : cpu_layers();
   size_t bytes = 0;
   t->net = gpt_create(config, t->batch, t->units.params, t->units.grads, &hooks,
-                      NULL, &bytes);
+                      on, &bytes);
   if (!t->net) {
-    char why[96];
-    snprintf(why, sizeof(why), "out of memory: %zu bytes for %d sequences",
-             bytes, t->batch);
+    char why[640];
+    snprintf(why, sizeof(why), "out of memory: %zu bytes for %d sequences%s%s",
+             bytes, t->batch, on->error ? ": " : "",
+             on->error ? on->error : "");
     return fail(t, "activations", why);
   }
   return true;
@@ -248,11 +279,12 @@ static bool learning_rate(trainer* t, int64_t step, double* lr) {
 }
 
 // Reports the error of a pass, where there is one. `done` is the result of the
-// model's pass, which only the hooks of units.c stop.
+// model's pass, which the hooks of units.c and the layers of a GPU stop.
 static bool passed(trainer* t, const char* pass, bool done) {
   if (done) return true;
   shard_error* error = t->units.error;
   t->units.error = NULL;
+  if (!error) return fail(t, pass, cuda_layers_table(t->gpu)->error);
   return ok(t, pass, error) && false;
 }
 
@@ -412,8 +444,8 @@ static bool finish(trainer* t) {
 static int run_rank(const options* opts, int rank) {
   trainer t = {.opts = opts, .rank = rank};
   const bool done = open_comm(&t) && load_text(&t) && shard(&t) &&
-                    initialize(&t) && connect(&t) && begin(&t) && train(&t) &&
-                    draw_sample(&t) && finish(&t);
+                    open_device(&t) && initialize(&t) && connect(&t) &&
+                    begin(&t) && train(&t) && draw_sample(&t) && finish(&t);
   char ignored[1];
   progress_close(t.shown, ignored, sizeof(ignored));
   gpt_free(t.net);
@@ -422,6 +454,7 @@ static int run_rank(const options* opts, int rank) {
   free(t.sample);
   shard_save_free(t.saving);
   shard_engine_free(t.engine);
+  cuda_layers_close(t.gpu);  // The engine used its stream.
   shard_plan_free(t.plan);
   shard_model_free(t.model);
   shard_comm_free(t.comm);

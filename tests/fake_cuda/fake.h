@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -131,6 +132,7 @@ struct Fake {
   std::map<Handle, Module> modules;
   std::map<Handle, Function> functions;
   std::map<Handle, Pool> pools;
+  std::deque<cuda::HostKernel> added_kernels;
   std::map<std::string, std::function<std::vector<Access>(const void*)>>
       descriptions;
   std::vector<Failure> failures;

@@ -174,6 +174,14 @@ SHARD_FAKE_CUDA_API void DescribeKernel(
     const std::string& kernel,
     std::function<std::vector<Access>(const void* args)> accesses);
 
+// Adds a kernel of a program's own to those of kernels/cuda, for good: modules
+// have it from then on. `run` runs a launch of a one-dimensional grid on the
+// host; `args` is the kernel's only argument.
+SHARD_FAKE_CUDA_API void AddKernel(const char* name, size_t arg_bytes,
+                                   void (*run)(const void* args,
+                                               uint32_t blocks,
+                                               uint32_t threads));
+
 // Checks an access of the host to pinned memory as if it were an operation.
 SHARD_FAKE_CUDA_API void CheckHostAccess(const Access& access,
                                          const std::string& what);

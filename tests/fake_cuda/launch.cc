@@ -70,8 +70,11 @@ bool CheckLaunch(Fake* fake, const cuda::HostKernel& kernel,
   return CheckAccesses(fake, operation, accesses);
 }
 
-const cuda::HostKernel* FindKernel(const char* name) {
+const cuda::HostKernel* FindKernel(const Fake& fake, const char* name) {
   for (const cuda::HostKernel& it : cuda::HostKernels()) {
+    if (std::strcmp(it.name, name) == 0) return &it;
+  }
+  for (const cuda::HostKernel& it : fake.added_kernels) {
     if (std::strcmp(it.name, name) == 0) return &it;
   }
   return nullptr;
@@ -98,6 +101,14 @@ CuResult LaunchInLibrary(cuda::CuStream handle, const std::string& kernel,
     if (CheckAccesses(fake, *operation, accesses)) operation->run = run;
   });
   return CuResult::kSuccess;
+}
+
+void AddKernel(const char* name, size_t arg_bytes,
+               void (*run)(const void* args, uint32_t blocks,
+                           uint32_t threads)) {
+  Fake* const fake = TheFake();
+  const std::lock_guard<std::mutex> lock(fake->mutex);
+  fake->added_kernels.push_back({name, arg_bytes, run});
 }
 
 void CountLibraryObject(int change) {
@@ -143,7 +154,7 @@ CuResult cuModuleGetFunction(CuFunction* function, CuModule module,
   const Module* const found = FindIn(&fake->modules, from);
   if (found == nullptr) return CuResult::kInvalidHandle;
   if (found->context != call.current_handle()) return CuResult::kInvalidContext;
-  const HostKernel* const kernel = FindKernel(name);
+  const HostKernel* const kernel = FindKernel(*fake, name);
   if (kernel == nullptr) return CuResult::kNotFound;
   const Handle handle = fake->MakeHandle();
   fake->functions[handle] = {from, kernel};

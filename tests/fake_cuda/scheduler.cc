@@ -144,6 +144,18 @@ void Scheduler::Drain(uint64_t context, std::unique_lock<std::mutex>* lock) {
   if (num_drops_ != drops) AwaitRunning(lock);
 }
 
+void Scheduler::Await(const std::shared_ptr<Operation>& operation,
+                      std::unique_lock<std::mutex>* lock) {
+  Need(operation);
+  const uint64_t drops = num_drops_;
+  done_.wait(*lock, [&] { return operation->is_done; });
+  if (num_drops_ == drops) {
+    TellHost(*operation);
+  } else {
+    AwaitRunning(lock);
+  }
+}
+
 void Scheduler::Drop() {
   ++num_drops_;
   for (const auto& it : streams_) {

@@ -83,6 +83,9 @@ class Scheduler {
   // Waits until the work that a context has now, or all contexts for 0, is done
   // or dropped.
   void Drain(uint64_t context, std::unique_lock<std::mutex>* lock);
+  // Waits until `operation` is done, which the host then knows, or dropped.
+  void Await(const std::shared_ptr<Operation>& operation,
+             std::unique_lock<std::mutex>* lock);
   // Drops all work that has not begun.
   void Drop();
   // Waits until the operation that runs has ended.

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The layers of the GPT on an NVIDIA GPU: kernels of this folder, and cuBLAS.
+
+#ifndef SHARD_SAMPLES_GPT_CUDA_CUDA_LAYERS_H_
+#define SHARD_SAMPLES_GPT_CUDA_CUDA_LAYERS_H_
+
+#include <stddef.h>
+
+#include "samples/gpt/layers.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cuda_layers cuda_layers;
+
+// Returns how many GPUs this process may use: 0 without a driver.
+int cuda_device_count(void);
+
+// Opens the layers of GPU `ordinal`, in the order of CUDA, for passes over up
+// to `batch` sequences of `context` bytes. The GPU's primary context stays
+// current in the calling thread until cuda_layers_close, and all calls are made
+// in that thread. Returns NULL after an error, with a one-line message.
+cuda_layers* cuda_layers_open(int ordinal, int batch, int context,
+                              char* message, size_t message_size);
+
+// Returns the table, which lives as long as the layers.
+layers* cuda_layers_table(cuda_layers* all);
+
+// Returns the stream of all work, a CUstream, for shard_engine_set_stream.
+void* cuda_layers_stream(cuda_layers* all);
+
+// Waits for the work and frees everything. NULL is allowed. An engine that was
+// given the stream must be freed before.
+void cuda_layers_close(cuda_layers* all);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+
+#endif  // SHARD_SAMPLES_GPT_CUDA_CUDA_LAYERS_H_

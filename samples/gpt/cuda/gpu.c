@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "samples/gpt/cuda/gpu.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "samples/gpt/cuda/gpt_fatbin.h"
+
+bool gpu_fail(gpu* g, const char* text) {
+  if (!g->error[0]) snprintf(g->error, sizeof(g->error), "%s", text);
+  return false;
+}
+
+// Returns whether a call of the driver has succeeded, and keeps its error.
+static bool ok(gpu* g, const char* call, gpu_result result) {
+  if (result == 0) return true;
+  const char* name = NULL;
+  const char* text = NULL;
+  // Neither knows the errors of newer drivers.
+  if (g->driver.error_name(result, &name) != 0) name = "unknown error";
+  if (g->driver.error_string(result, &text) != 0) text = "unknown";
+  char why[256];
+  snprintf(why, sizeof(why), "%s: %s (%d): %s", call, name, result, text);
+  return gpu_fail(g, why);
+}
+
+static bool blas_ok(gpu* g, const char* call, gpu_result result) {
+  if (result == 0) return true;
+  char why[128];
+  snprintf(why, sizeof(why), "%s: status %d (cublasStatus_t)", call, result);
+  return gpu_fail(g, why);
+}
+
+// ---- Libraries --------------------------------------------------------------
+
+// Copies a pointer that dlsym returns into a function pointer, which C does not
+// convert. Returns false where the library has no such symbol.
+static bool find(void* library, const char* symbol, void* function) {
+  void* const found = dlsym(library, symbol);
+  memcpy(function, &found, sizeof(found));
+  return found != NULL;
+}
+
+// Loads the driver. libshard has loaded it already, where it has an engine on a
+// GPU: this is the same copy, and neither is ever closed.
+static bool load_driver(gpu* g) {
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (!library) return gpu_fail(g, dlerror());
+#define FIND(name, symbol, parameters)                                 \
+  if (!find(library, #symbol, &g->driver.name)) {                      \
+    return gpu_fail(g, "libcuda.so.1 lacks " #symbol                   \
+                       ": update NVIDIA's driver to one for CUDA 12"); \
+  }
+  GPU_DRIVER(FIND)
+#undef FIND
+  return ok(g, "cuInit", g->driver.init(0));
+}
+
+// Loads the newest cuBLAS that is known, unless the process has one.
+static bool load_blas(gpu* g) {
+  static const char* const kNames[] = {"libcublas.so.13", "libcublas.so.12"};
+  void* library = NULL;
+  char reasons[256] = "";
+  for (int load = 0; load < 2 && !library; load++) {
+    const int flags = RTLD_NOW | RTLD_LOCAL | (load ? 0 : RTLD_NOLOAD);
+    for (int i = 0; i < 2 && !library; i++) {
+      library = dlopen(kNames[i], flags);
+      const char* const reason = library ? NULL : dlerror();
+      if (!load || !reason) continue;
+      const size_t length = strlen(reasons);
+      snprintf(reasons + length, sizeof(reasons) - length, "%s%s",
+               length > 0 ? "; " : "", reason);
+    }
+  }
+  if (!library) {
+    char why[sizeof(g->error)];
+    snprintf(
+        why, sizeof(why),
+        "no cuBLAS: %s; install cuBLAS of CUDA 12 or 13 (it is in the CUDA "
+        "toolkit, and in Python's nvidia-cublas), and put its folder into "
+        "LD_LIBRARY_PATH",
+        reasons);
+    return gpu_fail(g, why);
+  }
+#define FIND(name, symbol, parameters)           \
+  if (!find(library, #symbol, &g->blas.name)) {  \
+    return gpu_fail(g, "cuBLAS lacks " #symbol); \
+  }
+  GPU_BLAS(FIND)
+#undef FIND
+  return true;
+}
+
+int gpu_count(void) {
+  gpu g = {0};
+  int count = 0;
+  if (!load_driver(&g) || g.driver.device_count(&count) != 0) return 0;
+  return count;
+}
+
+// ---- Opening and closing ----------------------------------------------------
+
+static bool load_kernels(gpu* g) {
+  const gpu_result result =
+      g->driver.module_load(&g->module, shard_fatbin_gpt_fatbin);
+  if (result == 0) return true;
+  g->module = NULL;
+  if (shard_fatbin_gpt_fatbin_size == 0) {
+    return gpu_fail(g,
+                    "train_gpt was built without a CUDA toolkit, and has no "
+                    "code for GPUs: build it with one (CUDA_PATH)");
+  }
+  return ok(g, "cuModuleLoadData", result);
+}
+
+bool gpu_open(gpu* g, int ordinal) {
+  memset(g, 0, sizeof(*g));
+  if (!load_driver(g)) return false;
+  const gpu_driver* driver = &g->driver;
+  if (!ok(g, "cuDeviceGet", driver->device_get(&g->device, ordinal)) ||
+      !ok(g, "cuDevicePrimaryCtxRetain",
+          driver->context_retain(&g->context, g->device))) {
+    g->context = NULL;
+    return false;
+  }
+  if (!ok(g, "cuCtxPushCurrent", driver->context_push(g->context))) {
+    driver->context_release(g->device);
+    g->context = NULL;
+    return false;
+  }
+  return ok(g, "cuStreamCreate",
+            driver->stream_create(&g->stream, kStreamNonBlocking)) &&
+         load_kernels(g) && load_blas(g) &&
+         blas_ok(g, "cublasCreate", g->blas.create(&g->handle)) &&
+         blas_ok(g, "cublasSetStream",
+                 g->blas.set_stream(g->handle, g->stream));
+}
+
+void gpu_close(gpu* g) {
+  if (!g->context) return;
+  if (g->handle) g->blas.destroy(g->handle);
+  if (g->module) g->driver.module_unload(g->module);
+  if (g->stream) g->driver.stream_destroy(g->stream);
+  gpu_context popped;
+  g->driver.context_pop(&popped);
+  g->driver.context_release(g->device);
+  g->context = NULL;
+}
+
+// ---- Memory -----------------------------------------------------------------
+
+static gpu_pointer address(const void* memory) {
+  return (gpu_pointer)(uintptr_t)memory;
+}
+
+void* gpu_allocate(gpu* g, size_t bytes) {
+  gpu_pointer memory = 0;
+  if (g->error[0] ||
+      !ok(g, "cuMemAlloc", g->driver.memory_alloc(&memory, bytes))) {
+    return NULL;
+  }
+  return (void*)(uintptr_t)memory;
+}
+
+void* gpu_allocate_pinned(gpu* g, size_t bytes) {
+  void* memory = NULL;
+  if (g->error[0] ||
+      !ok(g, "cuMemHostAlloc",
+          g->driver.host_alloc(&memory, bytes, kHostMemoryPortable))) {
+    return NULL;
+  }
+  return memory;
+}
+
+void gpu_free(gpu* g, void* memory) {
+  if (memory) g->driver.memory_free(address(memory));
+}
+
+void gpu_free_pinned(gpu* g, void* memory) {
+  if (memory) g->driver.host_free(memory);
+}
+
+void gpu_copy(gpu* g, void* to, const void* from, size_t bytes) {
+  if (g->error[0] || bytes == 0) return;
+  ok(g, "cuMemcpyAsync",
+     g->driver.copy_async(address(to), address(from), bytes, g->stream));
+}
+
+bool gpu_wait(gpu* g) {
+  return !g->error[0] &&
+         ok(g, "cuStreamSynchronize", g->driver.stream_synchronize(g->stream));
+}
+
+// ---- Kernels ----------------------------------------------------------------
+
+gpu_function gpu_kernel(gpu* g, const char* name) {
+  gpu_function kernel = NULL;
+  if (!g->error[0]) {
+    ok(g, name, g->driver.module_function(&kernel, g->module, name));
+  }
+  return kernel;
+}
+
+void gpu_launch(gpu* g, gpu_function kernel, const void* args,
+                uint64_t threads) {
+  if (g->error[0] || threads == 0) return;
+  // Several waves of blocks on the largest GPU; a row has a warp of its own up
+  // to 131072 rows.
+  enum { kThreads = 256, kMostBlocks = 16384 };
+  uint64_t blocks = (threads + kThreads - 1) / kThreads;
+  if (blocks > kMostBlocks) blocks = kMostBlocks;
+  // The driver copies the argument, and writes to none.
+  void* params[] = {(void*)(uintptr_t)args};
+  ok(g, "cuLaunchKernel",
+     g->driver.launch(kernel, (unsigned)blocks, 1, 1, kThreads, 1, 1, 0,
+                      g->stream, params, NULL));
+}
+
+// ---- Matrix products --------------------------------------------------------
+
+void gpu_multiply(gpu* g, const gpu_product* product, gpu_matrices a,
+                  gpu_matrices b, gpu_matrices c) {
+  if (g->error[0] || product->rows == 0 || product->columns == 0 ||
+      product->count == 0) {
+    return;
+  }
+  // A row-major matrix is the transpose of the column-major one that cuBLAS
+  // sees. So cuBLAS computes C^T = op(B)^T op(A)^T.
+  blas_ok(g, "cublasSgemmStridedBatched",
+          g->blas.multiply(
+              g->handle, product->transpose_b ? kBlasTranspose : kBlasNone,
+              product->transpose_a ? kBlasTranspose : kBlasNone,
+              product->columns, product->rows, product->inner, &product->alpha,
+              b.data, b.stride, b.next, a.data, a.stride, a.next,
+              &product->beta, c.data, c.stride, c.next, product->count));
+}

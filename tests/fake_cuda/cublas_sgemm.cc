@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A fake of cuBLAS over the fake of the driver, with the one product that
+// samples/gpt uses: cublasSgemmStridedBatched, as one kernel of the handle's
+// stream. libshard itself uses cuBLASLt, whose fake is cublas.cc.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/device/cuda/driver_api.h"
+#include "tests/fake_cuda/fake_cuda.h"
+
+#define SHARD_FAKE_CUBLAS_API extern "C" __attribute__((visibility("default")))
+
+namespace shard::testing::fake_cuda {
+
+namespace {
+
+using cuda::CuResult;
+using cuda::CuStream;
+
+// cublasStatus_t
+enum class BlasResult : int {
+  kSuccess = 0,
+  kNotInitialized = 1,
+  kInvalidValue = 7,
+  kExecutionFailed = 13,
+};
+
+enum class BlasOperation : int { kNone = 0, kTranspose = 1 };
+
+BlasResult ResultOf(CuResult result) {
+  switch (result) {
+    case CuResult::kSuccess:
+      return BlasResult::kSuccess;
+    case CuResult::kNotInitialized:
+    case CuResult::kInvalidContext:
+      return BlasResult::kNotInitialized;
+    default:
+      return BlasResult::kExecutionFailed;
+  }
+}
+
+struct Handle {
+  CuStream stream = nullptr;
+};
+
+// A batch of matrices, column-major.
+struct Matrices {
+  const float* data;
+  int rows;
+  int cols;
+  int ld;
+  int64_t stride;  // Elements.
+
+  bool Fits() const {
+    return data != nullptr && ld >= rows &&
+           reinterpret_cast<uintptr_t>(data) % alignof(float) == 0;
+  }
+  // Returns the bytes from the first element to behind the last.
+  size_t Bytes(int count) const {
+    return static_cast<size_t>((count - 1) * stride + int64_t{cols - 1} * ld +
+                               rows) *
+           sizeof(float);
+  }
+  size_t At(int matrix, int row, int col) const {
+    return static_cast<size_t>(matrix * stride + int64_t{col} * ld + row);
+  }
+};
+
+struct Product {
+  bool transpose_a;
+  bool transpose_b;
+  int inner;
+  float alpha;
+  float beta;
+  Matrices a;
+  Matrices b;
+  Matrices c;
+  int count;
+
+  void Run() const {
+    auto* const out = const_cast<float*>(c.data);
+    for (int m = 0; m < count; ++m) {
+      for (int j = 0; j < c.cols; ++j) {
+        for (int i = 0; i < c.rows; ++i) {
+          float sum = 0;
+          for (int k = 0; k < inner; ++k) {
+            sum += a.data[transpose_a ? a.At(m, k, i) : a.At(m, i, k)] *
+                   b.data[transpose_b ? b.At(m, j, k) : b.At(m, k, j)];
+          }
+          float value = alpha * sum;
+          // What is multiplied by 0 is not read.
+          if (beta != 0) value += beta * out[c.At(m, i, j)];
+          out[c.At(m, i, j)] = value;
+        }
+      }
+    }
+  }
+};
+
+bool Overlap(const Matrices& x, const Matrices& y, int count) {
+  const auto a = reinterpret_cast<uintptr_t>(x.data);
+  const auto b = reinterpret_cast<uintptr_t>(y.data);
+  return a < b + y.Bytes(count) && b < a + x.Bytes(count);
+}
+
+}  // namespace
+
+SHARD_FAKE_CUBLAS_API BlasResult cublasCreate_v2(Handle** handle) {
+  const CuResult entered = EnterLibrary("cublasCreate");
+  if (entered != CuResult::kSuccess) return ResultOf(entered);
+  *handle = new Handle();
+  CountLibraryObject(1);
+  return BlasResult::kSuccess;
+}
+
+SHARD_FAKE_CUBLAS_API BlasResult cublasDestroy_v2(Handle* handle) {
+  if (handle == nullptr) return BlasResult::kNotInitialized;
+  delete handle;
+  CountLibraryObject(-1);
+  return BlasResult::kSuccess;
+}
+
+SHARD_FAKE_CUBLAS_API BlasResult cublasSetStream_v2(Handle* handle,
+                                                    CuStream stream) {
+  if (handle == nullptr) return BlasResult::kNotInitialized;
+  handle->stream = stream;
+  return BlasResult::kSuccess;
+}
+
+SHARD_FAKE_CUBLAS_API BlasResult cublasSgemmStridedBatched(
+    Handle* handle, BlasOperation transpose_a, BlasOperation transpose_b,
+    int rows, int cols, int inner, const float* alpha, const float* a, int a_ld,
+    long long a_stride, const float* b, int b_ld, long long b_stride,
+    const float* beta, float* c, int c_ld, long long c_stride, int count) {
+  const CuResult entered = EnterLibrary("cublasSgemmStridedBatched");
+  if (entered != CuResult::kSuccess) return ResultOf(entered);
+  const bool ta = transpose_a == BlasOperation::kTranspose;
+  const bool tb = transpose_b == BlasOperation::kTranspose;
+  const Product product = {
+      ta,
+      tb,
+      inner,
+      *alpha,
+      *beta,
+      {a, ta ? inner : rows, ta ? rows : inner, a_ld, a_stride},
+      {b, tb ? cols : inner, tb ? inner : cols, b_ld, b_stride},
+      {c, rows, cols, c_ld, c_stride},
+      count};
+  if (rows < 1 || cols < 1 || inner < 1 || count < 1 || !product.a.Fits() ||
+      !product.b.Fits() || !product.c.Fits() ||
+      Overlap(product.a, product.c, count) ||
+      Overlap(product.b, product.c, count)) {
+    return BlasResult::kInvalidValue;
+  }
+  std::vector<Access> accesses = {{a, product.a.Bytes(count), false},
+                                  {b, product.b.Bytes(count), false},
+                                  {c, product.c.Bytes(count), true}};
+  return ResultOf(LaunchInLibrary(handle->stream, "cublasSgemmStridedBatched",
+                                  accesses, [product] { product.Run(); }));
+}
+
+}  // namespace shard::testing::fake_cuda
