@@ -178,7 +178,7 @@ static bool open_device(trainer* t) {
     return false;
   }
   if (kind != SHARD_DEVICE_CUDA) return true;
-  char message[640];
+  char message[1024];
   t->gpu = cuda_layers_open(ordinal, t->batch, t->opts->model.context, message,
                             sizeof(message));
   if (!t->gpu) return fail(t, "--device", message);
@@ -236,7 +236,7 @@ static bool connect(trainer* t) {
   t->net = gpt_create(config, t->batch, t->units.params, t->units.grads, &hooks,
                       on, &bytes);
   if (!t->net) {
-    char why[640];
+    char why[1200];
     snprintf(why, sizeof(why), "out of memory: %zu bytes for %d sequences%s%s",
              bytes, t->batch, on->error ? ": " : "",
              on->error ? on->error : "");

@@ -75,7 +75,9 @@ static gpu_matrices matrix(const float* data, int columns) {
 // ---- Memory -----------------------------------------------------------------
 
 static real* allocate(layers* on, size_t bytes) {
-  return gpu_allocate(&of(on)->device, bytes);
+  real* memory = gpu_allocate(&of(on)->device, bytes);
+  keep_error(of(on));
+  return memory;
 }
 
 static void release(layers* on, real* memory) {
@@ -438,7 +440,6 @@ void* cuda_layers_stream(cuda_layers* all) { return all->device.stream; }
 void cuda_layers_close(cuda_layers* all) {
   if (!all) return;
   if (all->device.context) {
-    gpu_wait(&all->device);
     gpu_free_pinned(&all->device, all->pinned);
     gpu_free(&all->device, all->memory);
   }

@@ -62,7 +62,7 @@ static bool load_driver(gpu* g) {
 static bool load_blas(gpu* g) {
   static const char* const kNames[] = {"libcublas.so.13", "libcublas.so.12"};
   void* library = NULL;
-  char reasons[256] = "";
+  char reasons[700] = "";
   for (int load = 0; load < 2 && !library; load++) {
     const int flags = RTLD_NOW | RTLD_LOCAL | (load ? 0 : RTLD_NOLOAD);
     for (int i = 0; i < 2 && !library; i++) {
@@ -175,11 +175,16 @@ void* gpu_allocate_pinned(gpu* g, size_t bytes) {
 }
 
 void gpu_free(gpu* g, void* memory) {
-  if (memory) g->driver.memory_free(address(memory));
+  if (!memory) return;
+  // After an error, too, work may be left that uses the memory.
+  g->driver.stream_synchronize(g->stream);
+  g->driver.memory_free(address(memory));
 }
 
 void gpu_free_pinned(gpu* g, void* memory) {
-  if (memory) g->driver.host_free(memory);
+  if (!memory) return;
+  g->driver.stream_synchronize(g->stream);
+  g->driver.host_free(memory);
 }
 
 void gpu_copy(gpu* g, void* to, const void* from, size_t bytes) {

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 typedef struct gpu {
-  char error[512];  // "" while there is none.
+  char error[1024];  // "" while there is none.
   gpu_driver driver;
   gpu_blas blas;
   gpu_device device;
@@ -50,7 +50,7 @@ void* gpu_allocate(gpu* g, size_t bytes);
 // Returns memory of the host that the GPU copies from and to without a wait, or
 // NULL.
 void* gpu_allocate_pinned(gpu* g, size_t bytes);
-// Both accept NULL, and wait for the GPU.
+// Wait for the stream, then free the memory, which may be NULL.
 void gpu_free(gpu* g, void* memory);
 void gpu_free_pinned(gpu* g, void* memory);
 

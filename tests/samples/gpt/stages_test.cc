@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,36 +19,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-// The memory of a rank, in KiB.
-struct Memory {
-  int params;
-  int grads;
-  int states;
-  int transient;
-};
-
-Memory MemoryOf(const Outcome& outcome) {
-  Memory m = {-1, -1, -1, -1};
-  const size_t at = outcome.out.find("\nmemory ");
-  EXPECT_NE(at, std::string::npos) << outcome.out << outcome.err;
-  if (at == std::string::npos) return m;
-  EXPECT_EQ(std::sscanf(outcome.out.c_str() + at,
-                        "\nmemory  KiB per rank: parameters %d, gradients %d, "
-                        "optimizer states %d, transient %d\n",
-                        &m.params, &m.grads, &m.states, &m.transient),
-            4);
-  return m;
-}
-
-// Returns the text at the end, which is very nearly a function of all
-// parameters.
-std::string SampleOf(const Outcome& outcome) {
-  const size_t begin = outcome.out.find("\n\n");
-  const size_t end = outcome.out.rfind("\n\n");
-  EXPECT_LT(begin, end) << outcome.out;
-  return begin < end ? outcome.out.substr(begin, end - begin) : "";
-}
 
 class StagesTest : public TrainGptTest {
  protected:

@@ -12,6 +12,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -28,6 +29,36 @@ struct Outcome {
   std::string out;
   std::string err;
 };
+
+// The memory of a rank, in KiB.
+struct Memory {
+  int params;
+  int grads;
+  int states;
+  int transient;
+};
+
+inline Memory MemoryOf(const Outcome& outcome) {
+  Memory m = {-1, -1, -1, -1};
+  const size_t at = outcome.out.find("\nmemory ");
+  EXPECT_NE(at, std::string::npos) << outcome.out << outcome.err;
+  if (at == std::string::npos) return m;
+  EXPECT_EQ(std::sscanf(outcome.out.c_str() + at,
+                        "\nmemory  KiB per rank: parameters %d, gradients %d, "
+                        "optimizer states %d, transient %d\n",
+                        &m.params, &m.grads, &m.states, &m.transient),
+            4);
+  return m;
+}
+
+// Returns the text at the end, which is very nearly a function of all
+// parameters.
+inline std::string SampleOf(const Outcome& outcome) {
+  const size_t begin = outcome.out.find("\n\n");
+  const size_t end = outcome.out.rfind("\n\n");
+  EXPECT_LT(begin, end) << outcome.out;
+  return begin < end ? outcome.out.substr(begin, end - begin) : "";
+}
 
 inline std::string ReadFile(const std::string& path) {
   std::ostringstream bytes;
