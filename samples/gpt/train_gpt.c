@@ -181,7 +181,11 @@ static bool open_device(trainer* t) {
   char message[1024];
   t->gpu = cuda_layers_open(ordinal, t->batch, t->opts->model.context, message,
                             sizeof(message));
-  if (!t->gpu) return fail(t, "--device", message);
+  if (!t->gpu) {
+    char why[1100];
+    snprintf(why, sizeof(why), "cuda:%d: %s", (int)ordinal, message);
+    return fail(t, "--device", why);
+  }
   return ok(t, "--device",
             shard_engine_set_stream(t->engine, cuda_layers_stream(t->gpu)));
 }

@@ -156,10 +156,12 @@ TEST_F(CudaTest, SaysThatThereIsNoDriver) {
 TEST_F(CudaTest, SaysThatThereIsNoCublas) {
   Hide("libcublas.so.13");
   Hide("libcublas.so.12");
-  const Outcome outcome = RunOnFake(Brief("--device cuda:0"));
+  const Outcome outcome = RunOnFake(Brief("--device cuda --rank-threads 2"));
   EXPECT_EQ(outcome.exit_code, 1);
+  // Each rank had taken a GPU of its own.
   EXPECT_THAT(outcome.err,
-              AllOf(HasSubstr("train_gpt: rank 0: --device: no cuBLAS: "),
+              AllOf(HasSubstr("rank 0: --device: cuda:0: no cuBLAS: "),
+                    HasSubstr("rank 1: --device: cuda:1: no cuBLAS: "),
                     HasSubstr("libcublas.so.13"), HasSubstr("libcublas.so.12"),
                     HasSubstr("LD_LIBRARY_PATH")));
 }
