@@ -67,9 +67,9 @@ static const option kOptions[] = {
      "replicate them over such groups; 0: among all"},
     {"deterministic", FLAG, AT(deterministic), NULL, 0, 0, "",
      "the same bits from every stage, wrap and prefetch"},
-    {"device", STRING, AT(device), "cpu", 0, 0, "cpu|cuda|TEXT",
+    {"device", STRING, AT(device), "cpu", 0, 0, "cpu|cuda",
      "where the model and its tensors are; cuda: the\n"
-     "host's GPUs in turn, cuda:0 and so on: that one"},
+     "next GPU for each rank; cuda:0: that one"},
     {"clip", NUMBER, AT(clip), "1", 0, 1e30, "X",
      "largest norm of the gradient; 0 clips nothing"},
     {"seed", SEED, AT(seed), "1", 0, 0, "N",

@@ -384,8 +384,11 @@ TEST_F(CudaLayersTest, SetsZeroAndReads) {
 }
 
 TEST_F(CudaLayersTest, KeepTheirFirstError) {
-  Doubles values;
+  Doubles values, others;
+  float* const other = Random(64, &others);
   float* const data = Random(64, &values);
+  // This goes on after the error, and the release of its memory waits for it.
+  on_->gelu_backward(on_, other, other, 64);
   fake_cuda::FailCall("cuLaunchKernel", 1,
                       shard::cuda::CuResult::kLaunchFailed);
   on_->set_zero(on_, data, 64);
