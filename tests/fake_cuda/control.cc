@@ -268,6 +268,16 @@ struct FailuresOfEnvironment {
   }
 } failures_of_environment;
 
+// Such a program has guarded devices with SHARD_FAKE_CUDA_GUARD.
+struct GuardOfEnvironment {
+  GuardOfEnvironment() {
+    if (std::getenv("SHARD_FAKE_CUDA_GUARD") == nullptr) return;
+    Fake* const fake = TheFake();
+    fake->options.guard = true;
+    fake->memory.set_guard(true);
+  }
+} guard_of_environment;
+
 // The checks of such a program: with SHARD_FAKE_CUDA_STRICT it fails at its end
 // where work had no order, that of kernels included, or where something is
 // alive.

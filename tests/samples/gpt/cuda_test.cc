@@ -34,11 +34,13 @@ class CudaTest : public TrainGptTest {
   // after the files of Hide.
   Outcome RunOnFake(const std::string& arguments,
                     const std::string& environment = "") const {
-    const Outcome outcome =
-        RunCommand("env SHARD_FAKE_CUDA_STRICT=1 LD_LIBRARY_PATH=\"" + folder_ +
-                   ":$PWD/api:$PWD/tests/samples/gpt/fake_cuda:"
-                   "$PWD/tests/fake_cuda\" " +
-                   environment + " samples/gpt/train_gpt " + arguments);
+    const Outcome outcome = RunCommand(
+        "env SHARD_FAKE_CUDA_STRICT=1 "
+        "LD_LIBRARY_PATH=\"" +
+        folder_ +
+        ":$PWD/api:$PWD/tests/samples/gpt/fake_cuda:"
+        "$PWD/tests/fake_cuda\" " +
+        environment + " samples/gpt/train_gpt " + arguments);
     EXPECT_THAT(outcome.err, Not(HasSubstr("FAILED: fake CUDA driver")));
     return outcome;
   }
@@ -80,10 +82,12 @@ TEST_F(CudaTest, HasTheCurveAndTheSampleOfTheProcessor) {
   EXPECT_LT(Losses(losses)[20], Losses(losses)[0]);  // The model learns.
 }
 
-// No sum depends on the order in which work happens to run.
-TEST_F(CudaTest, RunsReproduce) {
-  const std::string run = Brief("--device cuda:0");
-  EXPECT_EQ(BriefLog(RunOnFake(run)), BriefLog(RunOnFake(run)));
+// No sum depends on the order in which work happens to run. With the guard the
+// program faults where the host uses the GPU's memory.
+TEST_F(CudaTest, RunsReproduceAndLeaveTheGpusMemoryToIt) {
+  const std::string run = Brief("--device cuda:0 --sample 5");
+  const Outcome guarded = RunOnFake(run, "SHARD_FAKE_CUDA_GUARD=1");
+  EXPECT_EQ(BriefLog(RunOnFake(run)), BriefLog(guarded));
 }
 
 TEST_F(CudaTest, RanksThatShardHaveTheSameCurve) {
