@@ -69,7 +69,8 @@ static const option kOptions[] = {
      "the same bits from every stage, wrap and prefetch"},
     {"device", STRING, AT(device), "cpu", 0, 0, "cpu|cuda",
      "where the model and its tensors are; cuda: the\n"
-     "next GPU for each rank; cuda:0: that one"},
+     "next GPU for each rank; cuda:0: that one; with\n"
+     "?offload=states, states are the host's"},
     {"clip", NUMBER, AT(clip), "1", 0, 1e30, "X",
      "largest norm of the gradient; 0 clips nothing"},
     {"seed", SEED, AT(seed), "1", 0, 0, "N",

@@ -152,13 +152,17 @@ static bool shard(trainer* t) {
   shard_engine_options engine_options = SHARD_ENGINE_OPTIONS_INIT;
   engine_options.overlap = t->opts->overlap;
   engine_options.device = t->opts->device;
-  char device[24];
-  if (strcmp(engine_options.device, "cuda") == 0) {
+  char device[128];
+  const char* const given = t->opts->device;
+  const size_t name = strlen("cuda");
+  if (strncmp(given, "cuda", name) == 0 &&
+      (given[name] == '\0' || given[name] == '?')) {
     // Ranks of a host take its GPUs in turn. Without a driver the engine says
     // what is missing.
     const int count = cuda_device_count();
-    snprintf(device, sizeof(device), "cuda:%d",
-             count > 0 ? (int)shard_comm_local_rank(t->comm) % count : 0);
+    snprintf(device, sizeof(device), "cuda:%d%s",
+             count > 0 ? (int)shard_comm_local_rank(t->comm) % count : 0,
+             given + name);
     engine_options.device = device;
   }
   return ok(t, "model", declare_model(t->opts, &t->model)) &&

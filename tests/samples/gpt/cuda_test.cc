@@ -110,7 +110,9 @@ TEST_F(CudaTest, RanksThatShardHaveTheSameCurve) {
 // The fake has two GPUs.
 TEST_F(CudaTest, RanksTakeTheGpusInTurn) {
   const auto expected = BriefLog(Run(Brief("")));
-  for (const char* how : {"cuda:1", "cuda --rank-threads 2 --stage 3"}) {
+  for (const char* how : {"cuda:1", "cuda --rank-threads 2 --stage 3",
+                          "'cuda?offload=states' --rank-threads 2 --stage 2",
+                          "'cuda:0?offload=states&offload_threads=2'"}) {
     const Outcome outcome = RunOnFake(Brief("--device " + std::string(how)));
     ExpectSameCurve(BriefLog(outcome), expected, kTolerance);
   }
