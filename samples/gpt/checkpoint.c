@@ -3,6 +3,7 @@
 #include "samples/gpt/checkpoint.h"
 
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 // The number of the next batch. Little-endian, as everything in a checkpoint.
@@ -49,6 +50,22 @@ shard_error* checkpoint_resume(const options* opts, shard_engine* engine,
   run->seed = next.seed;
   run->world_size = report.saved_world_size;
   return NULL;
+}
+
+bool checkpoint_fits(const options* opts, const resumed_run* run, char* message,
+                     size_t message_size) {
+  if (run->seed != opts->seed) {
+    snprintf(message, message_size,
+             "the run was begun with --seed %llu, not %llu",
+             (unsigned long long)run->seed, (unsigned long long)opts->seed);
+  } else if (run->step > opts->steps) {
+    snprintf(message, message_size,
+             "the run is at step %lld, beyond --steps %d", (long long)run->step,
+             opts->steps);
+  } else {
+    return true;
+  }
+  return false;
 }
 
 shard_error* checkpoint_export(const options* opts) {

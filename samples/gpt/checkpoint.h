@@ -11,6 +11,8 @@
 #ifndef SHARD_SAMPLES_GPT_CHECKPOINT_H_
 #define SHARD_SAMPLES_GPT_CHECKPOINT_H_
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "samples/gpt/options.h"
@@ -30,6 +32,10 @@ typedef struct resumed_run {
 // Loads opts->resume in place of initial values. COLLECTIVE.
 shard_error* checkpoint_resume(const options* opts, shard_engine* engine,
                                resumed_run* run);
+
+// Returns whether `opts` goes on where the run is; else `message` says why not.
+bool checkpoint_fits(const options* opts, const resumed_run* run, char* message,
+                     size_t message_size);
 
 // Writes the parameters of the last save to opts->export_path. Called by one
 // rank: the export needs neither the engine nor the other ranks.

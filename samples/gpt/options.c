@@ -103,7 +103,8 @@ static const option kOptions[] = {
     {"timeout", NUMBER, AT(timeout), "60", 0.001, DBL_MAX, "SECONDS",
      "longest wait for another rank, save and load"},
     {"check", FLAG, AT(check), NULL, 0, 0, "",
-     "check the backward by finite differences, and exit"},
+     "check the backward by finite differences, or with\n"
+     "--device the device's by the processor's, and exit"},
     {"help", FLAG, AT(help), NULL, 0, 0, "", "print this, and exit"},
 };
 
@@ -193,14 +194,6 @@ static bool consistent(const options* p, char* message, size_t size) {
   if (!one_of("partition", p->partition, "even|greedy", message, size) ||
       !one_of("optimizer", p->optimizer, "adamw|muon", message, size) ||
       !one_of("states", p->states, "f32|bf16|q8", message, size)) {
-    return false;
-  }
-  if (p->check && strncmp(p->device, "cuda", strlen("cuda")) == 0) {
-    snprintf(
-        message, size,
-        "--check: runs in double on the processor, and not on \"%s\": leave "
-        "out --device",
-        p->device);
     return false;
   }
   if (p->hybrid > 0 && p->stage != 3) {

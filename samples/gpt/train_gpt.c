@@ -14,9 +14,10 @@
 #include <string.h>
 
 #include "samples/gpt/check.h"
+#include "samples/gpt/check_device.h"
 #include "samples/gpt/checkpoint.h"
-#include "samples/gpt/cuda/cuda_layers.h"
 #include "samples/gpt/declare.h"
+#include "samples/gpt/device.h"
 #include "samples/gpt/gpt.h"
 #include "samples/gpt/options.h"
 #include "samples/gpt/print_summary.h"
@@ -44,7 +45,7 @@ typedef struct trainer {
   resumed_run resumed;
   shard_save* saving;  // The last save.
   units units;
-  cuda_layers* gpu;  // NULL where the model runs on the processor.
+  device device;
   gpt* net;
   text data;
   uint8_t* sequences;
@@ -151,20 +152,8 @@ static bool load_text(trainer* t) {
 static bool shard(trainer* t) {
   shard_engine_options engine_options = SHARD_ENGINE_OPTIONS_INIT;
   engine_options.overlap = t->opts->overlap;
-  engine_options.device = t->opts->device;
-  char device[128];
-  const char* const given = t->opts->device;
-  const size_t name = strlen("cuda");
-  if (strncmp(given, "cuda", name) == 0 &&
-      (given[name] == '\0' || given[name] == '?')) {
-    // Ranks of a host take its GPUs in turn. Without a driver the engine says
-    // what is missing.
-    const int count = cuda_device_count();
-    snprintf(device, sizeof(device), "cuda:%d%s",
-             count > 0 ? (int)shard_comm_local_rank(t->comm) % count : 0,
-             given + name);
-    engine_options.device = device;
-  }
+  device_choose(&t->device, t->opts->device, t->comm);
+  engine_options.device = t->device.name;
   return ok(t, "model", declare_model(t->opts, &t->model)) &&
          ok(t, "plan",
             declare_plan(t->model, t->opts, t->world_size, &t->plan)) &&
@@ -172,44 +161,22 @@ static bool shard(trainer* t) {
             shard_engine_create(t->plan, t->comm, &engine_options, &t->engine));
 }
 
-// Opens the GPU on which the engine has its tensors, where it is on one, and
-// gives the engine the stream of the model: each then waits for what the other
-// has enqueued, and the host for neither.
 static bool open_device(trainer* t) {
-  shard_device_kind kind;
-  int32_t ordinal;
-  if (!ok(t, "--device", shard_engine_device(t->engine, &kind, &ordinal))) {
-    return false;
-  }
-  if (kind != SHARD_DEVICE_CUDA) return true;
-  char message[1024];
-  t->gpu = cuda_layers_open(ordinal, t->batch, t->opts->model.context, message,
-                            sizeof(message));
-  if (!t->gpu) {
-    char why[1100];
-    snprintf(why, sizeof(why), "cuda:%d: %s", (int)ordinal, message);
-    return fail(t, "--device", why);
-  }
-  return ok(t, "--device",
-            shard_engine_set_stream(t->engine, cuda_layers_stream(t->gpu)));
+  char message[1100];
+  return device_open(&t->device, t->engine, t->batch, t->opts->model.context,
+                     message, sizeof(message)) ||
+         fail(t, "--device", message);
 }
 
 // Restores the values and the position in the data of a saved run. Every rank
 // sees a mistake and prints it, as with the batch.
 static bool resume(trainer* t) {
-  const options* opts = t->opts;
   resumed_run* run = &t->resumed;
-  if (!ok(t, "--resume", checkpoint_resume(opts, t->engine, run))) return false;
   char why[128];
-  if (run->seed != opts->seed) {
-    snprintf(why, sizeof(why), "the run was begun with --seed %llu, not %llu",
-             (unsigned long long)run->seed, (unsigned long long)opts->seed);
-  } else if (run->step > opts->steps) {
-    snprintf(why, sizeof(why), "the run is at step %lld, beyond --steps %d",
-             (long long)run->step, opts->steps);
-  } else {
-    return true;
+  if (!ok(t, "--resume", checkpoint_resume(t->opts, t->engine, run))) {
+    return false;
   }
+  if (checkpoint_fits(t->opts, run, why, sizeof(why))) return true;
   complain(t, "--resume", why);
   return false;
 }
@@ -239,10 +206,10 @@ static bool connect(trainer* t) {
     return false;
   }
   const gpt_hooks hooks = units_hooks(&t->units);
-  layers* on = t->gpu ? cuda_layers_table(t->gpu) : cpu_layers();
+  const layers* on = t->device.on;
   size_t bytes = 0;
   t->net = gpt_create(config, t->batch, t->units.params, t->units.grads, &hooks,
-                      on, &bytes);
+                      t->device.on, &bytes);
   if (!t->net) {
     char why[1200];
     snprintf(why, sizeof(why), "out of memory: %zu bytes for %d sequences%s%s",
@@ -292,7 +259,7 @@ static bool passed(trainer* t, const char* pass, bool done) {
   if (done) return true;
   shard_error* error = t->units.error;
   t->units.error = NULL;
-  if (!error) return fail(t, pass, cuda_layers_table(t->gpu)->error);
+  if (!error) return fail(t, pass, t->device.on->error);
   return ok(t, pass, error) && false;
 }
 
@@ -445,15 +412,25 @@ static bool finish(trainer* t) {
   return true;
 }
 
+// Replaces the training by a check of the device (--check).
+static bool check(trainer* t) {
+  char message[1100];
+  return check_device(t->opts, t->comm, t->engine, &t->device, message,
+                      sizeof(message)) ||
+         fail(t, "--check", message);
+}
+
 // ---- One rank -------------------------------------------------------------
 
 // Runs one rank. A `rank` of -1 stands for that of the environment. Returns the
 // exit status.
 static int run_rank(const options* opts, int rank) {
   trainer t = {.opts = opts, .rank = rank};
-  const bool done = open_comm(&t) && load_text(&t) && shard(&t) &&
-                    open_device(&t) && initialize(&t) && connect(&t) &&
-                    begin(&t) && train(&t) && draw_sample(&t) && finish(&t);
+  const bool done =
+      opts->check ? open_comm(&t) && shard(&t) && open_device(&t) && check(&t)
+                  : open_comm(&t) && load_text(&t) && shard(&t) &&
+                        open_device(&t) && initialize(&t) && connect(&t) &&
+                        begin(&t) && train(&t) && draw_sample(&t) && finish(&t);
   char ignored[1];
   progress_close(t.shown, ignored, sizeof(ignored));
   gpt_free(t.net);
@@ -462,7 +439,7 @@ static int run_rank(const options* opts, int rank) {
   free(t.sample);
   shard_save_free(t.saving);
   shard_engine_free(t.engine);
-  cuda_layers_close(t.gpu);  // The engine used its stream.
+  device_close(&t.device);
   shard_plan_free(t.plan);
   shard_model_free(t.model);
   shard_comm_free(t.comm);
@@ -486,7 +463,8 @@ int main(int argc, char** argv) {
   // Ranks share the cores. A BLAS that took all of them for each rank would
   // make the ranks wait for one another.
   openblas_set_num_threads(1);
-  if (opts.check) return check_all() ? 0 : 1;
+  if (opts.check && strcmp(opts.device, "cpu") == 0) return check_all() ? 0 : 1;
+  if (opts.check) opts = check_device_options(&opts);
   return opts.rank_threads > 0 ? rank_threads_run(run_rank, &opts)
                                : run_rank(&opts, -1);
 }

@@ -79,12 +79,12 @@ typedef struct gpu_matrices {
 typedef struct gpu_product {
   bool transpose_a;
   bool transpose_b;
-  int rows;  // Of the result, op(A) and op(B) as cblas_sgemm has them.
+  int rows;  // The result's; op(A) and op(B) as cblas_sgemm has them.
   int columns;
   int inner;
   float alpha;
   float beta;  // 0: what the result has is not read.
-  int count;   // Of the matrices.
+  int count;   // The number of matrices.
 } gpu_product;
 
 // Computes c = alpha op(a) op(b) + beta c, in fp32.

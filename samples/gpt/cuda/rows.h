@@ -28,7 +28,7 @@ enum { kLanes = 32, kMaxThreads = 256 };
 struct launch {
 #ifndef __CUDACC__
   uint32_t blocks;
-  uint32_t threads;  // Of a block.
+  uint32_t threads;  // In a block.
 #endif
 };
 

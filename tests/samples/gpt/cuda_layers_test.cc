@@ -24,7 +24,7 @@ using Doubles = std::vector<double>;
 
 constexpr int kBatch = 2;
 constexpr int kContext = 41;
-constexpr int kLength = 37;  // Of the passes: shorter than the context.
+constexpr int kLength = 37;  // That of the passes, shorter than the context.
 constexpr int kWidth = 40;
 constexpr int kHeads = 4;
 constexpr int kRows = kBatch * kLength;

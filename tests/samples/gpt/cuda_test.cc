@@ -145,6 +145,20 @@ TEST_F(CudaTest, OptimizersOfWholeMatricesTrain) {
       BriefLog(Run(Brief("--optimizer muon"))), 1e-3);
 }
 
+TEST_F(CudaTest, ChecksTheDeviceByTheProcessor) {
+  const Outcome outcome =
+      RunOnFake("--check --device cuda:0", "SHARD_FAKE_CUDA_GUARD=1");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("on cuda:0 against the processor"),
+                                 HasSubstr("loss "), HasSubstr("ln_f.bias "),
+                                 Not(HasSubstr("WRONG"))));
+  const Outcome two = RunCommand(
+      "tests/samples/gpt/run_ranks 2 samples/gpt/train_gpt --check "
+      "--device cpu-async");
+  EXPECT_EQ(two.exit_code, 1);
+  EXPECT_THAT(two.err, HasSubstr("--check: runs on one rank"));
+}
+
 // ---- Errors -----------------------------------------------------------------
 
 TEST_F(CudaTest, SaysThatThereIsNoDriver) {

@@ -194,9 +194,6 @@ TEST(OptionsTest, NamesBothSidesOfWhatDoesNotFit) {
               AllOf(HasSubstr("--batch: 10"), HasSubstr("4 ranks")));
   EXPECT_EQ(Error({"--hybrid", "2", "--stage", "2"}),
             "--hybrid: 2 needs --stage 3, not 2");
-  EXPECT_EQ(Error({"--check", "--device", "cuda:1"}),
-            "--check: runs in double on the processor, and not on \"cuda:1\": "
-            "leave out --device");
   EXPECT_EQ(Error({"--save-every", "5"}), "--save-every: 5 needs --save");
   EXPECT_EQ(Error({"--keep", "2"}), "--keep: 2 needs --save");
   EXPECT_EQ(Error({"--export", "m"}), "--export: \"m\" needs --save");
