@@ -21,24 +21,24 @@ using cuda::CuResult;
 using cuda::CuStream;
 
 // cublasStatus_t
-enum class BlasResult : int {
-  kSuccess = 0,
-  kNotInitialized = 1,
-  kInvalidValue = 7,
-  kExecutionFailed = 13,
+enum : int {
+  kBlasSuccess = 0,
+  kBlasNotInitialized = 1,
+  kBlasInvalidValue = 7,
+  kBlasExecutionFailed = 13,
 };
 
-enum class BlasOperation : int { kNone = 0, kTranspose = 1 };
+constexpr int kBlasTranspose = 1;  // cublasOperation_t
 
-BlasResult ResultOf(CuResult result) {
+int ResultOf(CuResult result) {
   switch (result) {
     case CuResult::kSuccess:
-      return BlasResult::kSuccess;
+      return kBlasSuccess;
     case CuResult::kNotInitialized:
     case CuResult::kInvalidContext:
-      return BlasResult::kNotInitialized;
+      return kBlasNotInitialized;
     default:
-      return BlasResult::kExecutionFailed;
+      return kBlasExecutionFailed;
   }
 }
 
@@ -108,37 +108,36 @@ bool Overlap(const Matrices& x, const Matrices& y, int count) {
 
 }  // namespace
 
-SHARD_FAKE_CUBLAS_API BlasResult cublasCreate_v2(Handle** handle) {
+SHARD_FAKE_CUBLAS_API int cublasCreate_v2(void** handle) {
   const CuResult entered = EnterLibrary("cublasCreate");
   if (entered != CuResult::kSuccess) return ResultOf(entered);
   *handle = new Handle();
   CountLibraryObject(1);
-  return BlasResult::kSuccess;
+  return kBlasSuccess;
 }
 
-SHARD_FAKE_CUBLAS_API BlasResult cublasDestroy_v2(Handle* handle) {
-  if (handle == nullptr) return BlasResult::kNotInitialized;
-  delete handle;
+SHARD_FAKE_CUBLAS_API int cublasDestroy_v2(void* handle) {
+  if (handle == nullptr) return kBlasNotInitialized;
+  delete static_cast<Handle*>(handle);
   CountLibraryObject(-1);
-  return BlasResult::kSuccess;
+  return kBlasSuccess;
 }
 
-SHARD_FAKE_CUBLAS_API BlasResult cublasSetStream_v2(Handle* handle,
-                                                    CuStream stream) {
-  if (handle == nullptr) return BlasResult::kNotInitialized;
-  handle->stream = stream;
-  return BlasResult::kSuccess;
+SHARD_FAKE_CUBLAS_API int cublasSetStream_v2(void* handle, CuStream stream) {
+  if (handle == nullptr) return kBlasNotInitialized;
+  static_cast<Handle*>(handle)->stream = stream;
+  return kBlasSuccess;
 }
 
-SHARD_FAKE_CUBLAS_API BlasResult cublasSgemmStridedBatched(
-    Handle* handle, BlasOperation transpose_a, BlasOperation transpose_b,
-    int rows, int cols, int inner, const float* alpha, const float* a, int a_ld,
-    long long a_stride, const float* b, int b_ld, long long b_stride,
-    const float* beta, float* c, int c_ld, long long c_stride, int count) {
+SHARD_FAKE_CUBLAS_API int cublasSgemmStridedBatched(
+    void* handle, int transpose_a, int transpose_b, int rows, int cols,
+    int inner, const float* alpha, const float* a, int a_ld, long long a_stride,
+    const float* b, int b_ld, long long b_stride, const float* beta, float* c,
+    int c_ld, long long c_stride, int count) {
   const CuResult entered = EnterLibrary("cublasSgemmStridedBatched");
   if (entered != CuResult::kSuccess) return ResultOf(entered);
-  const bool ta = transpose_a == BlasOperation::kTranspose;
-  const bool tb = transpose_b == BlasOperation::kTranspose;
+  const bool ta = transpose_a == kBlasTranspose;
+  const bool tb = transpose_b == kBlasTranspose;
   const Product product = {
       ta,
       tb,
@@ -153,13 +152,14 @@ SHARD_FAKE_CUBLAS_API BlasResult cublasSgemmStridedBatched(
       !product.b.Fits() || !product.c.Fits() ||
       Overlap(product.a, product.c, count) ||
       Overlap(product.b, product.c, count)) {
-    return BlasResult::kInvalidValue;
+    return kBlasInvalidValue;
   }
   std::vector<Access> accesses = {{a, product.a.Bytes(count), false},
                                   {b, product.b.Bytes(count), false},
                                   {c, product.c.Bytes(count), true}};
-  return ResultOf(LaunchInLibrary(handle->stream, "cublasSgemmStridedBatched",
-                                  accesses, [product] { product.Run(); }));
+  return ResultOf(LaunchInLibrary(static_cast<Handle*>(handle)->stream,
+                                  "cublasSgemmStridedBatched", accesses,
+                                  [product] { product.Run(); }));
 }
 
 }  // namespace shard::testing::fake_cuda
