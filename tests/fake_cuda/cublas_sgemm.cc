@@ -91,7 +91,7 @@ struct Product {
                    b.data[transpose_b ? b.At(m, j, k) : b.At(m, k, j)];
           }
           float value = alpha * sum;
-          // What is multiplied by 0 is not read.
+          // A matrix that is multiplied by 0 is not read.
           if (beta != 0) value += beta * out[c.At(m, i, j)];
           out[c.At(m, i, j)] = value;
         }
