@@ -24,9 +24,8 @@ options check_device_options(const options* opts);
 // Fills the parameters of `engine` with random numbers, runs a forward and a
 // backward pass on its device and on the processor, and prints one line for the
 // loss and one for each gradient. Returns true when all agree; else `message`
-// says why. REQUIRES: an engine of check_device_options.
-bool check_device(const options* opts, const shard_comm* comm,
-                  shard_engine* engine, const device* d, char* message,
-                  size_t message_size);
+// says why. REQUIRES: an engine of check_device_options, on one rank.
+bool check_device(const options* opts, shard_engine* engine, const device* d,
+                  char* message, size_t message_size);
 
 #endif  // SHARD_SAMPLES_GPT_CHECK_DEVICE_H_

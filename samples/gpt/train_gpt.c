@@ -125,6 +125,12 @@ static bool open_comm(trainer* t) {
   }
   t->rank = shard_comm_rank(t->comm);
   t->world_size = shard_comm_world_size(t->comm);
+  if (opts->check && t->world_size != 1) {
+    char why[96];
+    snprintf(why, sizeof(why), "runs on one rank, not on %d", t->world_size);
+    complain(t, "--check", why);
+    return false;
+  }
   if (opts->batch % t->world_size != 0) {
     // Every rank prints the error: the first rank to end may end the others.
     char why[96];
@@ -415,7 +421,7 @@ static bool finish(trainer* t) {
 // Replaces the training by a check of the device (--check).
 static bool check(trainer* t) {
   char message[1100];
-  return check_device(t->opts, t->comm, t->engine, &t->device, message,
+  return check_device(t->opts, t->engine, &t->device, message,
                       sizeof(message)) ||
          fail(t, "--check", message);
 }

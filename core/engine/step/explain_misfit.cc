@@ -219,7 +219,7 @@ class OptionSearch {
         TextOf(need));
   }
 
-  // Tries options that keep the results: one by one, then together.
+  // Tries options that keep the states' precision: one by one, then together.
   void TryExact(const std::vector<Change>& shardings) {
     if (placement_.has_device_memory) {
       TryWith(Unchanged(), {.toggles_offload = true});
@@ -258,18 +258,14 @@ class OptionSearch {
   }
 
   // Finds the smallest world in which the plan fits with `most`, then the
-  // lowest stage that does there.
+  // lowest stage that does there. Where parameters stay whole, a world may be
+  // too large as well as too small: the largest part counts once for each rank.
   bool TryMoreRanks(Change most) {
-    const int world_size = options().world_size;
-    most.world_size = world_size;
-    while (most.world_size <= kMostRanks / 2) most.world_size *= 2;
-    // Where the largest world does not help, none does.
-    if (most.world_size == world_size || !TryEither(most)) return false;
-    found_.pop_back();
-    most.world_size = world_size;
+    most.world_size = options().world_size;
     do {
+      if (most.world_size > kMostRanks / 2) return false;
       most.world_size *= 2;
-    } while (!TryEither(most) && most.world_size < kMostRanks);
+    } while (!TryEither(most));
     for (int stage = options().stage; stage < 3 && !most.wraps_all; ++stage) {
       if (TryEither({.world_size = most.world_size, .stage = stage})) {
         found_.erase(found_.end() - 2);

@@ -3,9 +3,10 @@
 // Explains why the memory of a device or of a host is too small for a plan: how
 // much is missing, and which options make the plan fit. An option is named only
 // after it was tried: the plan is made again with it, and its memory compared
-// with the room. Options that keep the results come first: offload, stages and
-// shard groups. Optimizer states of 16 and 8 bits and more ranks come after
-// them.
+// with the room. Options that keep the precision of optimizer states come
+// first: offload, stages and shard groups. Results may still differ as sums of
+// gradients do (docs/numerics.md). States of 16 and 8 bits and more ranks come
+// after them.
 //
 // Pure functions: no communicator, no clock, no device.
 
@@ -61,8 +62,8 @@ MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
 // Returns "" where `plan` fits into the rooms; else an error's text: what is
 // needed, what is there, how much is missing, and the options that make the
 // plan fit. More ranks are taken to be as many on each host and device as now.
-// `before` as for NeedOf: options are then tried in both plans. Makes up to 30
-// plans, fewer of a model with very many parameters.
+// `before` as for NeedOf: options are then tried in both plans. Makes some tens
+// of plans, fewer of a model with very many parameters.
 std::string ExplainMisfit(const Plan& plan, const RankPlacement& placement,
                           const Rooms& rooms, const Plan* before = nullptr);
 

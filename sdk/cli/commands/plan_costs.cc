@@ -64,8 +64,8 @@ std::string AdviceText(const FitAdvice& advice) {
   }
   if (advice.options.empty()) {
     return text +
-           " No stage, narrower optimizer states or up to 4096 ranks would "
-           "make it fit.\n";
+           " No stage, narrower optimizer states or up to 4096 ranks that "
+           "were tried make it fit.\n";
   }
   for (size_t i = 0; i < advice.options.size(); ++i) {
     const std::string& option = advice.options[i];

@@ -152,21 +152,21 @@ class OptionSearch {
   }
 
   void TryMoreRanks() {
+    if (TryMoreRanks("") || !nearest_.wrap.empty()) return;
+    TryMoreRanks("always");
+  }
+
+  // Where parameters stay whole, a world may be too large as well as too small,
+  // so the smallest come first. `wrap` "": that of the plan.
+  bool TryMoreRanks(const std::string& wrap) {
     PlanVariant most = nearest_;
     most.stage = 3;
-    while (most.ranks <= kMostRanks / 2) most.ranks *= 2;
-    if (most.ranks == nearest_.ranks) return;
-    if (!Try(most)) {
-      if (!most.wrap.empty()) return;
-      most.wrap = "always";
-      if (!Try(most)) return;
-    }
-    // The largest world fits; the smallest that does is named.
-    found_.pop_back();
-    most.ranks = nearest_.ranks;
-    do {
+    if (!wrap.empty()) most.wrap = wrap;
+    while (most.ranks <= kMostRanks / 2) {
       most.ranks *= 2;
-    } while (!Try(most) && most.ranks < kMostRanks);
+      if (Try(most)) return true;
+    }
+    return false;
   }
 
   const PlanVariant& nearest_;

@@ -35,7 +35,10 @@ struct Shortfall {
   uint64_t host = 0;
 
   bool none() const { return rank == 0 && host == 0; }
-  uint64_t total() const { return rank + host; }
+  // Returns the sum of both, at most UINT64_MAX.
+  uint64_t total() const {
+    return rank > UINT64_MAX - host ? UINT64_MAX : rank + host;
+  }
 };
 
 // Returns "1.50 GiB and 2.00 GiB of the host".

@@ -190,6 +190,20 @@ TEST(StepCostTest, DependsOnNoNumberOfTensors) {
   EXPECT_EQ(many.memsets, one.memsets);
 }
 
+// Beside the launches of norms, one for each buffer, and what follows from
+// them.
+TEST(StepCostTest, OptimizersOfTensorsHaveABoundedNumberOfLaunches) {
+  for (const auto& [optimizer, updates] :
+       {std::pair<const char*, uint64_t>{"lamb", 3}, {"adafactor", 6}}) {
+    for (const int tensors : {1, 500}) {
+      SCOPED_TRACE(StrCat(optimizer, ", ", tensors, " tensors"));
+      const FakeCounters counters = CountStep(
+          {.units = 2, .tensors_per_unit = tensors, .optimizer = optimizer});
+      EXPECT_EQ(counters.Launches(), 2 * (1 + updates) + 1);
+    }
+  }
+}
+
 // A launch has as many blocks as the device runs at once, which are 2 on each
 // of the fake's 2 multiprocessors, and no more than there is work for.
 TEST(StepCostTest, AGridHasTheSizeOfTheDevice) {

@@ -269,6 +269,21 @@ TEST(ExplainMisfitTest, MoreRanks) {
             "and stage 3 (21.0 MiB of the device and 4.0 MiB of the host)");
 }
 
+// Matrices stay whole, so that many more ranks than matrices need more memory
+// than one: a few are found all the same.
+TEST(ExplainMisfitTest, MoreRanksOfWholeMatrices) {
+  const Form form = {.optimizer = "muon", .wrap = "", .frozen = 1};
+  const MemoryNeed need = NeedOf(*PlanOf(form), OnGpus(), nullptr);
+  Form many = form;
+  many.world_size = 4096;
+  ASSERT_GT(NeedOf(*PlanOf(many), OnGpus(), nullptr).device, need.device);
+  const std::string remedy =
+      Remedy(form, OnGpus(), RoomsOf(need.device - 6 * kMiB, kStaging));
+  EXPECT_NE(remedy.find("2 ranks, as many on each host and device as now"),
+            std::string::npos)
+      << remedy;
+}
+
 TEST(ExplainMisfitTest, NothingFits) {
   EXPECT_EQ(Remedy({}, OnGpus(), RoomsOf(16 * kMiB)),
             "no stage, narrower optimizer states, offload or up to 4096 ranks "

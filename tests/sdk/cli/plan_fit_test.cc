@@ -64,8 +64,8 @@ TEST_F(PlanFitTest, SaysWhichOptionsFit) {
             "It fits with --ranks 8 --stages 3.\n");
   EXPECT_EQ(last_line({"--ranks", "1", "--memory", "8MiB"}),
             "Nothing fits. Stage 1 on 1 rank comes nearest: 72.0 MiB missing. "
-            "No stage, narrower optimizer states or up to 4096 ranks would "
-            "make it fit.\n");
+            "No stage, narrower optimizer states or up to 4096 ranks that were "
+            "tried make it fit.\n");
 }
 
 // One unit shards nothing.
