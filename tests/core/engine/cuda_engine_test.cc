@@ -195,10 +195,12 @@ TEST(StepCostTest, DependsOnNoNumberOfTensors) {
 TEST(StepCostTest, OptimizersOfTensorsHaveABoundedNumberOfLaunches) {
   for (const auto& [optimizer, updates] :
        {std::pair<const char*, uint64_t>{"lamb", 3}, {"adafactor", 6}}) {
-    for (const int tensors : {1, 500}) {
+    for (const size_t tensors : {1, 200}) {
       SCOPED_TRACE(StrCat(optimizer, ", ", tensors, " tensors"));
-      const FakeCounters counters = CountStep(
-          {.units = 2, .tensors_per_unit = tensors, .optimizer = optimizer});
+      // Adafactor has fewer launches where no parameter is a matrix.
+      const std::vector<std::vector<int64_t>> matrices(tensors, {4, 5});
+      const FakeCounters counters =
+          CountStep({.units = 2, .optimizer = optimizer, .shapes = matrices});
       EXPECT_EQ(counters.Launches(), 2 * (1 + updates) + 1);
     }
   }
