@@ -26,9 +26,19 @@ namespace {
 // Larger worlds are not tried: whoever has so many ranks plans beforehand.
 constexpr int kMostRanks = 4096;
 
-// The parameters of all plans that one explanation makes: a second of work or
-// two, so that ranks which wait for the error have it before their deadline.
-constexpr size_t kMostParams = size_t{1} << 22;
+// The items of all plans that one explanation makes: a second of work or two,
+// so that ranks which wait for the error have it before their deadline.
+constexpr size_t kMostItems = size_t{1} << 22;
+
+// Returns a measure of the work of making a plan again.
+size_t ItemsOf(const Plan& plan) {
+  // An optimizer's text is parsed and written.
+  constexpr size_t kPerGroup = 16;
+  const Model& model = plan.model();
+  return model.params().size() + model.modules().size() +
+         model.references().size() + model.host_tensors().size() +
+         kPerGroup * model.groups().size();
+}
 
 uint64_t Sum(uint64_t a, uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
@@ -141,8 +151,8 @@ class OptionSearch {
     Plans plans;
     for (const Plan* const from : {&plan_, before_}) {
       if (from == nullptr) continue;
-      made_params_ += from->NumStored();
-      tried_all_ = made_params_ <= kMostParams;
+      made_items_ += ItemsOf(*from);
+      tried_all_ = made_items_ <= kMostItems;
       if (!tried_all_) return {};
       PlanOptions changed = from->options();
       changed.wrap = from->UnitsAsPolicy();
@@ -331,7 +341,7 @@ class OptionSearch {
   const RankPlacement& placement_;
   Rooms rooms_;
   uint64_t held_on_device_ = 0;  // By each rank.
-  size_t made_params_ = 0;
+  size_t made_items_ = 0;
   bool tried_all_ = true;
   std::vector<std::string> found_;
 };

@@ -63,7 +63,7 @@ MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
 // needed, what is there, how much is missing, and the options that make the
 // plan fit. More ranks are taken to be as many on each host and device as now.
 // `before` as for NeedOf: options are then tried in both plans. Makes some tens
-// of plans, fewer of a model with very many parameters.
+// of plans, fewer of a model with very many parameters or modules.
 std::string ExplainMisfit(const Plan& plan, const RankPlacement& placement,
                           const Rooms& rooms, const Plan* before = nullptr);
 
