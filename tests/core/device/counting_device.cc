@@ -9,87 +9,72 @@
 #include <vector>
 
 #include "core/device/forwarding_device.h"
+#include "core/device/forwarding_stream.h"
 #include "core/device/stream.h"
 
 namespace shard::testing {
 
 namespace {
 
-class CountingStream final : public Stream {
+class CountingStream final : public ForwardingStream {
  public:
   CountingStream(std::shared_ptr<Stream> stream,
                  std::shared_ptr<OperationCounts> counts)
-      : stream_(std::move(stream)), counts_(std::move(counts)) {}
-
-  std::string_view name() const override { return stream_->name(); }
-  bool IsInline() const override { return stream_->IsInline(); }
+      : ForwardingStream(std::move(stream)), counts_(std::move(counts)) {}
 
   void FillZeros(void* to, size_t bytes) override {
     counts_->Add("FillZeros");
-    stream_->FillZeros(to, bytes);
+    stream().FillZeros(to, bytes);
   }
   void Copy(void* to, const void* from, size_t bytes) override {
     counts_->Add("Copy");
-    stream_->Copy(to, from, bytes);
+    stream().Copy(to, from, bytes);
   }
   void Fill(std::vector<MemoryFill> parts) override {
     counts_->Add("Fill");
-    stream_->Fill(std::move(parts));
+    stream().Fill(std::move(parts));
   }
   void SumGradients(const GradientSources& sources, size_t begin, size_t count,
                     double scale, double clip_value, float* out) override {
     counts_->Add("SumGradients");
-    stream_->SumGradients(sources, begin, count, scale, clip_value, out);
+    stream().SumGradients(sources, begin, count, scale, clip_value, out);
   }
   void Widen(DType dtype, const void* from, float* to, size_t count) override {
     counts_->Add("Widen");
-    stream_->Widen(dtype, from, to, count);
+    stream().Widen(dtype, from, to, count);
   }
   void Narrow(DType dtype, const float* from, void* to, size_t count,
               const RandomStream* random) override {
     counts_->Add("Narrow");
-    stream_->Narrow(dtype, from, to, count, random);
+    stream().Narrow(dtype, from, to, count, random);
   }
   void EncodeQ8(StateKind kind, const float* from, size_t count,
                 const RandomStream* random, uint32_t tensor, uint8_t* codes,
                 float* scales) override {
     counts_->Add("EncodeQ8");
-    stream_->EncodeQ8(kind, from, count, random, tensor, codes, scales);
+    stream().EncodeQ8(kind, from, count, random, tensor, codes, scales);
   }
   void AddToNorm(const UpdateList& list, size_t range, NormPass pass,
                  const StepBlock* block, NormSum* sum) override {
     counts_->Add("AddToNorm");
-    stream_->AddToNorm(list, range, pass, block, sum);
+    stream().AddToNorm(list, range, pass, block, sum);
   }
   void FinishNorm(NormPass pass, const NormSum* sums, size_t count,
                   StepBlock* block) override {
     counts_->Add("FinishNorm");
-    stream_->FinishNorm(pass, sums, count, block);
+    stream().FinishNorm(pass, sums, count, block);
   }
   void Update(const UpdateList& list, size_t range, const StepBlocks& step,
               const GradientSources* gradients) override {
     counts_->Add("Update");
-    stream_->Update(list, range, step, gradients);
-  }
-  void OnError(std::function<void(const Status&)> handler) override {
-    stream_->OnError(std::move(handler));
+    stream().Update(list, range, step, gradients);
   }
   void Call(std::string_view what, std::function<Status()> work) override {
     counts_->Add("Call");
-    stream_->Call(what, std::move(work));
+    stream().Call(what, std::move(work));
   }
-
-  Event Record() override { return stream_->Record(); }
-  void Wait(const Event& event, const Deadline& deadline) override {
-    stream_->Wait(event, deadline);
-  }
-  Status Synchronize(const Deadline& deadline) override {
-    return stream_->Synchronize(deadline);
-  }
-  Status status() const override { return stream_->status(); }
 
  private:
-  const std::shared_ptr<Stream> stream_;
   const std::shared_ptr<OperationCounts> counts_;
 };
 

@@ -31,6 +31,7 @@
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/states.h"
+#include "tests/core/engine/thread_ranks.h"
 #include "tests/fake_cuda/fake_cuda_fixture.h"
 
 namespace shard::cuda_offload_test {
@@ -431,6 +432,29 @@ TEST_F(CudaOffloadTest, AStepIsNoPartOfAGraph) {
               {"capture_begin", "offload"});
   testing::fake_cuda::SetCaptured(nullptr);
   Train(engine->get(), 1, DType::kF32, Clipped());
+}
+
+// Ranks would wait for each other in other places.
+TEST_F(CudaOffloadTest, RanksOffloadAllOrNone) {
+  const auto plan = MakePlan(kPlain, 2);
+  RunThreadRanks(2, [&](const auto& comm) {
+    const auto offload =
+        comm->rank() == 0 ? std::optional<Offload>(kOffload) : std::nullopt;
+    ExpectError(MakeEngine(plan, comm, offload), StatusCode::kDesync,
+                {"the engine's options", "offload of optimizer states"});
+  });
+}
+
+TEST_F(CudaOffloadTest, RanksMayHaveOtherNumbersOfThreads) {
+  const auto plan = MakePlan(kPlain, 2);
+  RunThreadRanks(2, [&](const auto& comm) {
+    const Offload own = {.threads = 1 + comm->rank(), .window = 256};
+    const auto engine = MakeEngine(plan, comm, own);
+    ASSERT_OK(engine);
+    FillWith(engine->get(), DType::kF32);
+    Train(engine->get(), 1, DType::kF32, Clipped());
+    ASSERT_OK((*engine)->Synchronize(0));
+  });
 }
 
 TEST_F(CudaOffloadTest, ACopyThatFailsEndsTheEngine) {
