@@ -61,6 +61,13 @@ assert list(parts) == ["load", "bits", "staged", "bandwidth", "overhead",
 assert all(not part["wrong"] and part["results"] for part in parts.values())
 assert any(result["check"] == "copy" and result["value"] > 0
            for result in parts["bandwidth"]["results"])
+# A fake has one thread for all its streams, so it may hide nothing, but the
+# numbers are there.
+hidden = {result["check"]: result["value"]
+          for result in parts["offload"]["results"]
+          if result.get("unit") == "of the step"}
+assert list(hidden) == [form + ", hidden by the pass" for form in (
+    "adamw f32", "adamw bf16 with masters")], hidden
 END
 
 # Speeds are checked on the devices that have targets, and torch's beside them.

@@ -87,6 +87,17 @@ void Stepper::Step() {
   engine_->step_without_report(form_.step);
 }
 
+void Stepper::BegunStep(const std::function<void()>& backward) {
+  engine_->begin_step(form_.step);
+  for (int unit = NumUnits(); unit-- > 0;) {
+    backward();
+    engine_->mark_unit_grads_ready(UnitId{unit});
+  }
+  engine_->step_without_report(form_.step);
+}
+
+int Stepper::NumUnits() const { return engine_->plan().info().num_units; }
+
 void Stepper::Finish() {
   engine_->synchronize();
   gpu_->Finish();

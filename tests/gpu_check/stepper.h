@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -50,6 +51,11 @@ class Stepper {
     engine_->set_hyper(all_groups, key, value);
   }
   void Step();
+  // Does a step that is begun before its backward pass. `backward` is called
+  // for each unit, the last one first, and enqueues the unit's part of the pass
+  // on gpu().
+  void BegunStep(const std::function<void()>& backward);
+  int NumUnits() const;
   void Finish();
 
   // Returns the seconds of a step, the mean of a few.
@@ -58,6 +64,9 @@ class Stepper {
   double Seconds();
   // Returns the host's seconds for a step, while the device keeps up.
   double HostSeconds();
+
+  // The host's stream.
+  Gpu& gpu() { return *gpu_; }
 
   std::uint64_t BytesMoved() { return engine_->last_report().bytes_moved; }
 
