@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CBLAS of gpu_check: the products that Muon takes on the CPU, so that a
-// machine without a BLAS can compare with the CPU's Muon. One step of GPT-2's
-// matrices takes it seconds. Sums are in fp32, in the order of k.
+// The CBLAS of gpu_check: the products that Muon and samples/gpt take on the
+// CPU, so that a machine without a BLAS can compare with the CPU. One step of
+// GPT-2's matrices takes it seconds. Sums are in fp32, in the order of k.
 
 #include <algorithm>
 #include <cstddef>
@@ -14,6 +14,10 @@ namespace {
 
 // The values of CBLAS's enumerations.
 constexpr int kTranspose = 112;
+
+// Products of fewer multiplications are made by the calling thread: threads
+// need as long to start.
+constexpr double kFew = 1 << 23;
 
 // Columns that are summed together, in named vectors of 16 bytes: compilers
 // keep these in registers.
@@ -97,9 +101,15 @@ void MultiplyInThreads(int m, int n, int k, float alpha, const Operand& a,
   for (int i = 0; i < m; ++i) {
     for (int l = 0; l < k; ++l) rows.push_back(a.At(i, l));
   }
-  InThreads((n + kPanel - 1) / kPanel, [&](int begin, int end) {
+  const auto multiply = [&](int begin, int end) {
     Multiply(begin, end, m, n, k, alpha, rows, b, beta, c, ldc, lower);
-  });
+  };
+  const int panels = (n + kPanel - 1) / kPanel;
+  if (double{1} * m * n * k < kFew) {
+    multiply(0, panels);
+  } else {
+    InThreads(panels, multiply);
+  }
 }
 
 }  // namespace

@@ -13,21 +13,38 @@ fail() {
 # The folder that another machine gets. It is small, and says so if it is not.
 folder="$TEST_TMPDIR/folder"
 python3 -B - "$folder" <<'END' || fail "the folder"
-import importlib.machinery, pathlib, sys
+import importlib.machinery, pathlib, re, sys
 check = importlib.machinery.SourceFileLoader(
     "gpu_check", "tools/gpu_check").load_module()
 files = {name: pathlib.Path(path) for name, path in check.FILES.items()}
 folder = pathlib.Path(sys.argv[1])
-check.assemble(folder, files)
+root = pathlib.Path(".")
+check.assemble(folder, files, root)
 check.MOST_BYTES = 1 << 20
 try:
-    check.assemble(folder, files)
+    check.assemble(folder, files, root)
 except SystemExit as error:
     assert f"at most {1 << 20}" in str(error), error
 else:
     raise AssertionError("1 MiB is enough")
+
+# All parts together are done within 10 minutes, and the times are those that
+# people read.
+assert sum(check.PARTS.values()) <= 590, sum(check.PARTS.values())
+for text in (check.__doc__, pathlib.Path("docs/gpu.md").read_text()):
+    told = re.findall(r"^(?:    |\| `)(\w+)(?: +|` \| )(\d+)(?: s  | \| )", text, re.M)
+    assert {part: int(seconds) for part, seconds in told} == check.PARTS, told
 END
-export LD_LIBRARY_PATH="$PWD/tests/fake_cuda"
+# No BLAS of the machine is needed: gpu_check_train_gpt has one of its own.
+for program in "$folder"/gpu_check_*; do
+  case "$program" in
+    *.py) continue ;;
+  esac
+  readelf -d "$program" | grep NEEDED | grep -i blas &&
+    fail "$program needs a BLAS"
+done
+# The fake that has the kernels of samples/gpt, too.
+export LD_LIBRARY_PATH="$PWD/tests/samples/gpt/fake_cuda:$PWD/tests/fake_cuda"
 export SHARD_FAKE_CUDA_STRICT=1
 
 # check ARGUMENT...: runs all parts, or those of the arguments.
@@ -37,7 +54,8 @@ check() {
 }
 
 check || fail "$(<"$TEST_TMPDIR/out")"
-for part in load bits staged bandwidth overhead graphs muon offload torch sanitizer; do
+for part in load bits staged bandwidth overhead graphs muon offload model torch \
+  sanitizer; do
   grep -qE "^$part +passed" "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"
 done
 # Every optimizer that GPUs have in five combinations of dtypes, and more.
@@ -46,6 +64,9 @@ grep -qE "^bits +passed +16[0-9] of 16[0-9] checks" "$TEST_TMPDIR/out" ||
 grep -qE "^graphs +passed +4 of 4 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 grep -qE "^offload +passed +7 of 7 checks" "$TEST_TMPDIR/out" ||
+  fail "$(<"$TEST_TMPDIR/out")"
+# The sample's pass, that its losses fall, the losses, and offloaded states.
+grep -qE "^model +passed +4 of 4 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 # Muon's three precisions are as near to the CPU's as they are to be.
 grep -qE "^muon +passed +3 of 3 checks" "$TEST_TMPDIR/out" ||
@@ -56,7 +77,7 @@ found = json.load(open(sys.argv[1]))
 assert found["device"].startswith("Fake GPU"), found["device"]
 parts = found["parts"]
 assert list(parts) == ["load", "bits", "staged", "bandwidth", "overhead",
-                       "graphs", "muon", "offload", "torch",
+                       "graphs", "muon", "offload", "model", "torch",
                        "sanitizer"], parts
 assert all(not part["wrong"] and part["results"] for part in parts.values())
 assert any(result["check"] == "copy" and result["value"] > 0
@@ -95,13 +116,51 @@ grep -qE "torch over muon medium, 12 blocks of GPT-2 +1.500 x" \
   "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"
 cp tests/gpu_check/gpu_check_part "$folder"
 
-# Muon is left out where there is no cuBLAS: here are files that do not load.
-mkdir "$TEST_TMPDIR/driver"
-cp tests/fake_cuda/libcuda.so.1 "$TEST_TMPDIR/driver"
-for major in 12 13; do
-  head -c 4096 /dev/zero >"$TEST_TMPDIR/driver/libcublasLt.so.$major"
+# A model that is trained otherwise on the GPU is found, whatever differs.
+cat >"$folder/gpu_check_train_gpt" <<'END'
+#!/bin/sh
+# In place of samples/gpt. $wrong says what differs.
+loss=4 params=same
+for argument; do
+  case "$argument" in
+    --check)
+      [ "$wrong" != pass ] || { echo "loss 1e-3 WRONG"; exit 1; }
+      exit 0 ;;
+    --log=*) log="${argument#--log=}" ;;
+    --export=*) export="${argument#--export=}" ;;
+    cuda:0) [ "$wrong" != losses ] || loss=4.005 ;;
+    cuda:0?offload=states) [ "$wrong" != params ] || params=others ;;
+  esac
 done
-LD_LIBRARY_PATH="$TEST_TMPDIR/driver" check --part muon ||
+echo '{"step":1,"loss":5,"seconds":0.1}' >"$log"
+echo '{"step":1,"validation_loss":'"$loss"',"seconds":0.2}' >>"$log"
+echo "$params" >"$export"
+END
+for wrong in "" pass losses params; do
+  export wrong
+  check --part model && [[ -n "$wrong" ]] && fail "model: $wrong"
+  case "$wrong" in
+    "") line="^model +passed +4 of 4" ;;
+    pass) line="FAILED loss and gradients of a pass: loss 1e-3 WRONG" ;;
+    losses) line="FAILED 2 losses within 0.001: .*4.005, and 4 on" ;;
+    params) line="FAILED offloaded states, the same parameters: " ;;
+  esac
+  grep -qE "$line" "$TEST_TMPDIR/out" || fail "$wrong: $(<"$TEST_TMPDIR/out")"
+done
+cp -f tests/gpu_check/gpu_check_train_gpt "$folder"
+
+# Muon and the model are left out where there is no cuBLAS: here are files that do
+# not load.
+mkdir "$TEST_TMPDIR/driver"
+cp tests/samples/gpt/fake_cuda/libcuda.so.1 "$TEST_TMPDIR/driver"
+for library in libcublas libcublasLt; do
+  for major in 12 13; do
+    head -c 4096 /dev/zero >"$TEST_TMPDIR/driver/$library.so.$major"
+  done
+done
+LD_LIBRARY_PATH="$TEST_TMPDIR/driver" check --part muon --part model ||
+  fail "$(<"$TEST_TMPDIR/out")"
+grep -q "model: not run: .*no cuBLAS: .*libcublas.so.12" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 grep -q "muon: not run: .*libcublasLt.so.12: " "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
@@ -120,7 +179,7 @@ for line in "nccl: libnccl.so.2 2.27.3" "cublas: libcublasLt.so.13 13.8"; do
 done
 
 # Of a device that is not there the error says so, whatever the part.
-check --part load --part bandwidth --device cuda:7 && fail "there is no cuda:7"
+check --part load --part model --device cuda:7 && fail "there is no cuda:7"
 [[ $(grep -c "FAILED the part runs: .*cuda:7" "$TEST_TMPDIR/out") == 2 ]] ||
   fail "$(<"$TEST_TMPDIR/out")"
 
