@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The part of a device's name that says what is offloaded.
+
+#include <gtest/gtest.h>
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "core/device/device.h"
+#include "tests/core/base/expect_status.h"
+
+namespace shard::offload_spec_test {
+namespace {
+
+TEST(OffloadSpecTest, NamesWhatIsOffloadedAndItsThreads) {
+  const auto plain = ReadDeviceSpec("cuda:3");
+  ASSERT_OK(plain);
+  EXPECT_FALSE(plain->offload.has_value());
+  const auto offloaded = ReadDeviceSpec("cuda:3?offload=states");
+  ASSERT_OK(offloaded);
+  EXPECT_EQ(offloaded->kind, DeviceId::Kind::kCuda);
+  EXPECT_EQ(offloaded->offload->threads, 4);
+  const auto threads =
+      ReadDeviceSpec("cuda:3?offload=states&offload_threads=7");
+  ASSERT_OK(threads);
+  EXPECT_EQ(threads->offload->threads, 7);
+}
+
+TEST(OffloadSpecTest, RefusesOthers) {
+  const auto expect = [](const char* spec,
+                         std::initializer_list<std::string_view> words) {
+    SCOPED_TRACE(spec);
+    ExpectError(ReadDeviceSpec(spec), StatusCode::kInvalidArgument, words);
+    ExpectError(OpenDevice(spec), StatusCode::kInvalidArgument, words);
+  };
+  expect("cuda:0?offload=all", {"offload='all'", "known: states"});
+  expect("cuda:0?offload=", {"offload=''"});
+  expect("cuda:0?offload_threads=4", {"offload_threads=4", "offload=states"});
+  expect("cuda:0?offload=states&offload_threads=0", {"offload_threads=0"});
+  expect("cuda:0?offload=states&offload_threads=-1", {"offload_threads=-1"});
+  expect("cuda:0?offload=states&offload_threads=257",
+         {"offload_threads=257", "1 to 256"});
+  expect("cuda:0?offload=states&treads=4", {"treads", "offload_threads"});
+  expect("cpu?offload=states", {"offload", "cpu"});
+  // Its ranks share memory.
+  expect("cpu-async?offload=states", {"offload", "max_delay"});
+}
+
+}  // namespace
+}  // namespace shard::offload_spec_test
