@@ -78,6 +78,7 @@ class Call {
     if (fake_->captured != 0 && *CaptureMode() != CuCaptureMode::kRelaxed &&
         IsUnsafe(name)) {
       result_ = CuResult::kStreamCaptureUnsupported;
+      fake_->is_capture_invalid = true;
     }
     if (fake_->lost == CuResult::kSuccess) return;
     result_ = fake_->lost;

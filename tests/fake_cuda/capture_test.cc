@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/fake_cuda/driver_testing.h"
+#include "tests/fake_cuda/graph_api.h"
 
 namespace shard::capture_test {
 namespace {
@@ -95,6 +96,29 @@ TEST_F(CaptureTest, AnEventOfACaptureIsNotForOthers) {
   ASSERT_EQ(Violations().size(), 1u);
   EXPECT_EQ(Violations()[0].kind, ViolationKind::kDrawnIn);
   ClearViolations();
+}
+
+// As a driver, the fake gives no graph after a call that a capture forbids.
+TEST_F(CaptureTest, AForbiddenCallMakesTheCaptureInvalid) {
+  const auto graphs = cuda::GraphApi::Load();
+  const CuStream captured = MakeStream();
+  for (const bool forbidden : {true, false}) {
+    EXPECT_CU(graphs.StreamBeginCapture(captured, CuCaptureMode::kThreadLocal));
+    CuPointer memory = 0;
+    if (forbidden) {
+      EXPECT_EQ(api_.MemAlloc(&memory, 1), CuResult::kStreamCaptureUnsupported);
+    }
+    cuda::CuGraph graph = nullptr;
+    const CuResult ended = graphs.StreamEndCapture(captured, &graph);
+    if (forbidden) {
+      EXPECT_EQ(ended, CuResult::kStreamCaptureInvalidated);
+      EXPECT_EQ(graph, nullptr);
+    } else {
+      EXPECT_CU(ended);
+      EXPECT_CU(graphs.GraphDestroy(graph));
+    }
+    EXPECT_EQ(StatusOf(captured), CuCaptureStatus::kNone);
+  }
 }
 
 }  // namespace

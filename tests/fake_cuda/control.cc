@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -79,6 +80,7 @@ void Reset(const Options& options) {
   fake->failures.clear();
   fake->library_objects = 0;
   fake->captured = 0;
+  fake->is_capture_invalid = false;
   fake->graph.clear();
   fake->graphs.clear();
   fake->lost = cuda::CuResult::kSuccess;
@@ -89,7 +91,14 @@ void SetCaptured(cuda::CuStream stream) {
   Fake* const fake = TheFake();
   const std::lock_guard<std::mutex> lock(fake->mutex);
   fake->captured = reinterpret_cast<Handle>(stream);
+  fake->is_capture_invalid = false;
   fake->graph.clear();
+}
+
+bool IsCaptured(cuda::CuStream stream) {
+  Fake* const fake = TheFake();
+  const std::lock_guard<std::mutex> lock(fake->mutex);
+  return fake->IsCaptured(stream);
 }
 
 void Pause() {
@@ -300,6 +309,19 @@ struct Strict {
     ::_exit(1);
   }
 } strict;
+
+// Such a program writes how often it called each entry point to the file that
+// SHARD_FAKE_CUDA_COUNTS names, at its end: "cuGraphLaunch 19", one a line.
+struct CountsOfEnvironment {
+  ~CountsOfEnvironment() {
+    const char* const path = std::getenv("SHARD_FAKE_CUDA_COUNTS");
+    if (path == nullptr || TheFake()->owner != ::getpid()) return;
+    std::ofstream file(path);
+    for (const auto& [symbol, count] : Count().calls) {
+      file << symbol << ' ' << count << '\n';
+    }
+  }
+} counts_of_environment;
 
 }  // namespace
 

@@ -24,6 +24,7 @@ using cuda::CuStream;
 enum : int {
   kBlasSuccess = 0,
   kBlasNotInitialized = 1,
+  kBlasAllocFailed = 3,
   kBlasInvalidValue = 7,
   kBlasExecutionFailed = 13,
 };
@@ -42,8 +43,13 @@ int ResultOf(CuResult result) {
   }
 }
 
+constexpr size_t kWorkspaceAlignment = 256;
+
 struct Handle {
   CuStream stream = nullptr;
+  // The host's, which products overwrite; null: cuBLAS's own.
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
 };
 
 // A batch of matrices, column-major.
@@ -125,7 +131,20 @@ SHARD_FAKE_CUBLAS_API int cublasDestroy_v2(void* handle) {
 
 SHARD_FAKE_CUBLAS_API int cublasSetStream_v2(void* handle, CuStream stream) {
   if (handle == nullptr) return kBlasNotInitialized;
-  static_cast<Handle*>(handle)->stream = stream;
+  // With cuBLAS's own workspace, as in cuBLAS.
+  *static_cast<Handle*>(handle) = {.stream = stream};
+  return kBlasSuccess;
+}
+
+SHARD_FAKE_CUBLAS_API int cublasSetWorkspace_v2(void* handle, void* workspace,
+                                                size_t bytes) {
+  if (handle == nullptr) return kBlasNotInitialized;
+  if (reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment != 0) {
+    return kBlasInvalidValue;
+  }
+  auto* const made = static_cast<Handle*>(handle);
+  made->workspace = workspace;
+  made->workspace_bytes = bytes;
   return kBlasSuccess;
 }
 
@@ -154,12 +173,20 @@ SHARD_FAKE_CUBLAS_API int cublasSgemmStridedBatched(
       Overlap(product.b, product.c, count)) {
     return kBlasInvalidValue;
   }
+  const auto& blas = *static_cast<const Handle*>(handle);
+  // cuBLAS makes the allocation of a workspace a part of the graph, which then
+  // has other bits than a plain product, and memory of its own.
+  if (blas.workspace == nullptr && IsCaptured(blas.stream)) {
+    return kBlasAllocFailed;
+  }
   std::vector<Access> accesses = {{a, product.a.Bytes(count), false},
                                   {b, product.b.Bytes(count), false},
                                   {c, product.c.Bytes(count), true}};
-  return ResultOf(LaunchInLibrary(static_cast<Handle*>(handle)->stream,
-                                  "cublasSgemmStridedBatched", accesses,
-                                  [product] { product.Run(); }));
+  if (blas.workspace != nullptr) {
+    accesses.push_back({blas.workspace, blas.workspace_bytes, true});
+  }
+  return ResultOf(LaunchInLibrary(blas.stream, "cublasSgemmStridedBatched",
+                                  accesses, [product] { product.Run(); }));
 }
 
 }  // namespace shard::testing::fake_cuda

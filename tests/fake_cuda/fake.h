@@ -138,6 +138,8 @@ struct Fake {
   std::vector<Failure> failures;
   int library_objects = 0;
   Handle captured = 0;  // The stream whose work is captured.
+  // A call was made that a capture forbids: no graph comes of the capture.
+  bool is_capture_invalid = false;
   // The work that is captured. Each gives a stream one operation.
   std::vector<std::function<void(Stream*)>> graph;
   // Of graphs, and of those that can be launched.

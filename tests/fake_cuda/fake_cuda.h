@@ -86,6 +86,8 @@ SHARD_FAKE_CUDA_API size_t NumPending();
 // null ends it, and drops the work. Meanwhile calls fail as a driver's do. The
 // driver's own calls, which make graphs, are in graph_api.h.
 SHARD_FAKE_CUDA_API void SetCaptured(cuda::CuStream stream);
+// Returns whether the work of `stream` is captured.
+SHARD_FAKE_CUDA_API bool IsCaptured(cuda::CuStream stream);
 
 // ---- What was done ----
 

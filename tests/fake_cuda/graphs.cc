@@ -28,14 +28,23 @@ CuResult cuStreamBeginCapture_v2(CuStream stream, CuCaptureMode /*mode*/) {
   }
   if (fake->captured != 0) return CuResult::kInvalidValue;
   fake->captured = HandleOf(stream);
+  fake->is_capture_invalid = false;
   fake->graph.clear();
   return CuResult::kSuccess;
 }
 
 CuResult cuStreamEndCapture(CuStream stream, CuGraph* graph) {
-  SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuStreamEndCapture);
+  // A call that fails ends the capture too.
+  Call call("cuStreamEndCapture");
+  if (!call.frees()) return call.result();
+  Fake* const fake = call.fake();
   if (!fake->IsCaptured(stream)) return CuResult::kInvalidValue;
   fake->captured = 0;
+  if (!call.ok() || fake->is_capture_invalid) {
+    fake->graph.clear();
+    *graph = nullptr;
+    return call.ok() ? CuResult::kStreamCaptureInvalidated : call.result();
+  }
   const Handle handle = fake->MakeHandle();
   fake->graphs[handle] = std::exchange(fake->graph, {});
   *graph = reinterpret_cast<CuGraph>(handle);

@@ -101,6 +101,7 @@ TEST_F(ProgramsTest, ModulesHaveKernelsThatAreAdded) {
 
 // ---- cuBLAS -----------------------------------------------------------------
 
+constexpr int kAllocFailed = 3;
 constexpr int kInvalidValue = 7;
 
 class BlasTest : public DriverTest {
@@ -181,6 +182,38 @@ TEST_F(BlasTest, RefusesWhatTheLibraryDoesNotPromise) {
   EXPECT_EQ(Multiply(false, false, a, 2, c, 2, 0, c, 1), kInvalidValue);
   EXPECT_EQ(Multiply(false, false, a, 2, nullptr, 2, 0, c, 1), kInvalidValue);
   EXPECT_EQ(Multiply(false, false, a, 2, b, 2, 0, c, 0), kInvalidValue);
+}
+
+// A captured product has the workspace that the host has set since it set the
+// stream.
+TEST_F(BlasTest, ACapturedProductNeedsAWorkspaceOfTheHosts) {
+  const auto set_workspace = [&](CuPointer memory) {
+    return Blas<int (*)(void*, void*, size_t)>("cublasSetWorkspace_v2")(
+        handle_, reinterpret_cast<void*>(memory), kBytes);
+  };
+  const float* a = Matrices({1, 3, 2, 4});
+  const float* b = Matrices({1, 4, 2, 5, 3, 6});
+  auto* const c = reinterpret_cast<float*>(MakeMemory(6 * sizeof(float)));
+  const CuPointer workspace = MakeMemory();
+  const auto captured = [&] {
+    SetCaptured(stream_);
+    const int result = Multiply(false, false, a, 2, b, 2, 0, c, 1);
+    SetCaptured(nullptr);
+    return result;
+  };
+  EXPECT_EQ(captured(), kAllocFailed);
+  EXPECT_EQ(set_workspace(workspace + 128), kInvalidValue);
+  EXPECT_EQ(captured(), kAllocFailed);
+  EXPECT_EQ(set_workspace(workspace), 0);
+  EXPECT_EQ(captured(), 0);
+  // Products overwrite it, in the order of the stream.
+  EXPECT_EQ(Multiply(false, false, a, 2, b, 2, 0, c, 1), 0);
+  Set(workspace, 1, MakeStream());
+  ExpectViolation(ViolationKind::kUnordered, "cuMemsetD8Async", "cublasSgemm");
+  EXPECT_EQ(
+      (Blas<int (*)(void*, CuStream)>("cublasSetStream_v2")(handle_, stream_)),
+      0);
+  EXPECT_EQ(captured(), kAllocFailed);
 }
 
 }  // namespace

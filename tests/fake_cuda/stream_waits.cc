@@ -17,7 +17,10 @@ extern "C" __attribute__((visibility("default"))) CuResult cuStreamSynchronize(
     CuStream handle) {
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuStreamSynchronize);
   SHARD_FAKE_CUDA_FIND_STREAM(handle, stream);
-  if (fake->IsCaptured(handle)) return CuResult::kStreamCaptureUnsupported;
+  if (fake->IsCaptured(handle)) {
+    fake->is_capture_invalid = true;
+    return CuResult::kStreamCaptureUnsupported;
+  }
   ++fake->counters.waits_of_host;
   const std::shared_ptr<Operation> last = stream->last;
   if (last != nullptr) fake->scheduler.Await(last, call.lock());

@@ -43,6 +43,7 @@ enum class CuResult : int {
   kMpsServerNotReady = 807,
   // The first and the last of the errors that a capture of work makes.
   kStreamCaptureUnsupported = 900,
+  kStreamCaptureInvalidated = 901,
   kStreamCaptureIsolation = 905,
   kStreamCaptureImplicit = 906,
   kCapturedEvent = 907,

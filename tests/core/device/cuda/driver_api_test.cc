@@ -70,6 +70,8 @@ TEST(DriverApiTest, HasTheValuesOfTheHeader) {
   is(CuResult::kMpsServerNotReady, CUDA_ERROR_MPS_SERVER_NOT_READY);
   is(CuResult::kStreamCaptureUnsupported,
      CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  is(CuResult::kStreamCaptureInvalidated,
+     CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   is(CuResult::kStreamCaptureIsolation, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
   is(CuResult::kStreamCaptureImplicit, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   is(CuResult::kCapturedEvent, CUDA_ERROR_CAPTURED_EVENT);
