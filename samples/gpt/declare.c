@@ -100,3 +100,12 @@ shard_error* declare_plan(const shard_model* model, const options* opts,
   plan_options.deterministic = opts->deterministic;
   return shard_plan_create(model, &plan_options, plan);
 }
+
+shard_error* learning_rate(const options* opts, int64_t step, double* lr) {
+  char schedule[128];
+  snprintf(
+      schedule, sizeof(schedule),
+      "cosine?lr=%.9g&min_lr=%.9g&warmup=%d&total=%d", opts->lr, opts->min_lr,
+      opts->warm_up < opts->steps ? opts->warm_up : opts->steps, opts->steps);
+  return shard_schedule_lr(schedule, step, lr);
+}

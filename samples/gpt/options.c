@@ -71,6 +71,9 @@ static const option kOptions[] = {
      "where the model and its tensors are; cuda: the\n"
      "next GPU for each rank; cuda:0: that one; with\n"
      "?offload=states, states are the host's"},
+    {"capture", FLAG, AT(capture), NULL, 0, 0, "",
+     "with --device cuda, on one rank: capture the second\n"
+     "step as a CUDA graph, and replay it for the others"},
     {"clip", NUMBER, AT(clip), "1", 0, 1e30, "X",
      "largest norm of the gradient; 0 clips nothing"},
     {"seed", SEED, AT(seed), "1", 0, 0, "N",
@@ -184,6 +187,31 @@ static bool one_of(const char* name, const char* value, const char* allowed,
   return false;
 }
 
+// Checks the rules of --capture. libshard has more, and tells them itself.
+static bool capture_fits(const options* p, char* message, size_t size) {
+  if (!p->capture) return true;
+  if (strncmp(p->device, "cuda", strlen("cuda")) != 0) {
+    snprintf(message, size,
+             "--capture: \"%s\" has no CUDA graphs; give --device cuda, or "
+             "leave --capture out",
+             p->device);
+    return false;
+  }
+  if (p->rank_threads > 1) {
+    snprintf(message, size,
+             "--capture: runs on one rank, not on %d; leave --rank-threads or "
+             "--capture out",
+             p->rank_threads);
+    return false;
+  }
+  if (p->check) {
+    snprintf(message, size,
+             "--capture: --check makes no steps; leave one of them out");
+    return false;
+  }
+  return true;
+}
+
 // Checks the rules that concern several options.
 static bool consistent(const options* p, char* message, size_t size) {
   if (p->model.width % p->model.heads != 0) {
@@ -196,6 +224,7 @@ static bool consistent(const options* p, char* message, size_t size) {
       !one_of("states", p->states, "f32|bf16|q8", message, size)) {
     return false;
   }
+  if (!capture_fits(p, message, size)) return false;
   if (p->hybrid > 0 && p->stage != 3) {
     snprintf(message, size, "--hybrid: %d needs --stage 3, not %d", p->hybrid,
              p->stage);

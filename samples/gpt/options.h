@@ -34,6 +34,7 @@ typedef struct options {
   bool overlap;
   bool deterministic;
   const char* device;  // "cuda" or a device of libshard.
+  bool capture;        // Whether steps are replays of a CUDA graph.
   double clip;         // 0: no clipping.
   uint64_t seed;
   const char* text;

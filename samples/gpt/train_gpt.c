@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "samples/gpt/captured_step.h"
 #include "samples/gpt/check.h"
 #include "samples/gpt/check_device.h"
 #include "samples/gpt/checkpoint.h"
@@ -47,6 +48,7 @@ typedef struct trainer {
   units units;
   device device;
   gpt* net;
+  captured_step captured;  // For --capture.
   text data;
   uint8_t* sequences;
   progress* shown;  // Rank 0 only.
@@ -125,10 +127,10 @@ static bool open_comm(trainer* t) {
   }
   t->rank = shard_comm_rank(t->comm);
   t->world_size = shard_comm_world_size(t->comm);
-  if (opts->check && t->world_size != 1) {
+  if ((opts->check || opts->capture) && t->world_size != 1) {
     char why[96];
     snprintf(why, sizeof(why), "runs on one rank, not on %d", t->world_size);
-    complain(t, "--check", why);
+    complain(t, opts->check ? "--check" : "--capture", why);
     return false;
   }
   if (opts->batch % t->world_size != 0) {
@@ -211,11 +213,13 @@ static bool connect(trainer* t) {
   if (!ok(t, "units", units_connect(&t->units, config, t->plan, t->engine))) {
     return false;
   }
+  const bool capture = t->opts->capture;
+  if (capture && !ok(t, "tensors", units_find_all(&t->units))) return false;
   const gpt_hooks hooks = units_hooks(&t->units);
   const layers* on = t->device.on;
   size_t bytes = 0;
-  t->net = gpt_create(config, t->batch, t->units.params, t->units.grads, &hooks,
-                      t->device.on, &bytes);
+  t->net = gpt_create(config, t->batch, t->units.params, t->units.grads,
+                      capture ? NULL : &hooks, t->device.on, &bytes);
   if (!t->net) {
     char why[1200];
     snprintf(why, sizeof(why), "out of memory: %zu bytes for %d sequences%s%s",
@@ -223,6 +227,11 @@ static bool connect(trainer* t) {
              on->error ? on->error : "");
     return fail(t, "activations", why);
   }
+  t->captured = (captured_step){.on = t->device.gpu,
+                                .model = t->net,
+                                .engine = t->engine,
+                                .batch = t->batch,
+                                .context = config->context};
   return true;
 }
 
@@ -246,18 +255,6 @@ static bool begin(trainer* t) {
 }
 
 // ---- Training -------------------------------------------------------------
-
-// Sets `lr` to the learning rate of a step: up on a line, then down on a
-// cosine. `step` counts from 1.
-static bool learning_rate(trainer* t, int64_t step, double* lr) {
-  const options* opts = t->opts;
-  char schedule[128];
-  snprintf(
-      schedule, sizeof(schedule),
-      "cosine?lr=%.9g&min_lr=%.9g&warmup=%d&total=%d", opts->lr, opts->min_lr,
-      opts->warm_up < opts->steps ? opts->warm_up : opts->steps, opts->steps);
-  return ok(t, "schedule", shard_schedule_lr(schedule, step, lr));
-}
 
 // Reports the error of a pass, where there is one. `done` is the result of the
 // model's pass, which the hooks of units.c and the layers of a GPU stop.
@@ -301,6 +298,52 @@ static bool validate(trainer* t, int64_t step) {
   return true;
 }
 
+static shard_step_options step_options(const trainer* t) {
+  shard_step_options options = SHARD_STEP_OPTIONS_INIT;
+  options.max_grad_norm = t->opts->clip;
+  return options;
+}
+
+// Returns the mean loss of this rank's sequences, in nats per byte.
+static double mean_loss(const trainer* t, double nats) {
+  return nats / ((double)t->batch * (double)t->opts->model.context);
+}
+
+// Makes a step by calls of the model and of libshard. `loss` receives the mean
+// over the batch.
+static bool plain_step(trainer* t, double* loss, shard_step_report* report) {
+  double nats = 0;
+  if (!passed(t, "forward",
+              gpt_forward(t->net, t->sequences, t->batch,
+                          t->opts->model.context, &nats)) ||
+      !passed(t, "backward", gpt_backward(t->net, t->sequences))) {
+    return false;
+  }
+  *loss = mean_loss(t, nats);
+  if (!ok(t, "loss", shard_comm_sum(t->comm, loss, 1, 0))) return false;
+  *loss /= t->world_size;
+
+  // Each rank's gradient is a mean over its own sequences; the step divides
+  // their sum by the world size, which makes it the mean over the batch.
+  const shard_step_options options = step_options(t);
+  return ok(t, "step", shard_engine_step(t->engine, &options, report));
+}
+
+// Makes the same step as plain_step, with the same bits, by a graph. There is
+// one rank.
+static bool graph_step(trainer* t, double* loss, shard_step_report* report) {
+  const shard_step_options options = step_options(t);
+  double nats = 0;
+  if (!ok(t, "--capture",
+          captured_step_run(&t->captured, t->sequences, &options, &nats,
+                            report))) {
+    return false;
+  }
+  *loss = mean_loss(t, nats);
+  const char* why = t->device.on->error;
+  return !why || fail(t, "--capture", why);
+}
+
 static bool train_step(trainer* t, int64_t step) {
   const options* opts = t->opts;
   const int context = opts->model.context;
@@ -312,32 +355,23 @@ static bool train_step(trainer* t, int64_t step) {
     text_training_sequence(&t->data, opts->seed, step, index, context,
                            t->sequences + (size_t)b * ((size_t)context + 1));
   }
-  double nats = 0;
-  if (!passed(t, "forward",
-              gpt_forward(t->net, t->sequences, t->batch, context, &nats)) ||
-      !passed(t, "backward", gpt_backward(t->net, t->sequences))) {
-    return false;
-  }
-  double loss = nats / ((double)t->batch * (double)context);
-  if (!ok(t, "loss", shard_comm_sum(t->comm, &loss, 1, 0))) return false;
-
-  // Each rank's gradient is a mean over its own sequences; the step divides
-  // their sum by the world size, which makes it the mean over the batch.
-  shard_step_options step_options = SHARD_STEP_OPTIONS_INIT;
-  step_options.max_grad_norm = opts->clip;
   double lr;
-  if (!learning_rate(t, step + 1, &lr) ||
+  if (!ok(t, "schedule", learning_rate(opts, step + 1, &lr)) ||
       !ok(t, "learning rate",
           shard_engine_set_hyper(t->engine, -1, "lr", lr))) {
     return false;
   }
+  // The first step of a run is plain: see captured_step_run.
+  const bool by_graph = opts->capture && step > t->resumed.step;
+  double loss = 0;
   shard_step_report report = SHARD_STEP_REPORT_INIT;
-  if (!ok(t, "step", shard_engine_step(t->engine, &step_options, &report))) {
+  if (!(by_graph ? graph_step(t, &loss, &report)
+                 : plain_step(t, &loss, &report))) {
     return false;
   }
   const progress_step shown = {
       .step = step + 1,
-      .loss = loss / t->world_size,
+      .loss = loss,
       .lr = lr,
       .grad_norm = report.grad_norm,
       .seconds = progress_now() - started,

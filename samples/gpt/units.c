@@ -18,18 +18,24 @@ shard_error* units_connect(units* u, const gpt_config* config,
   return NULL;
 }
 
+static shard_error* find_tensor(units* u, int tensor, bool backward) {
+  const void* param = NULL;
+  shard_error* error = shard_engine_param(u->engine, tensor, &param, NULL);
+  if (error) return error;
+  u->params[tensor] = param;
+  if (!backward) return NULL;
+  void* grad = NULL;
+  error = shard_engine_grad(u->engine, tensor, &grad, NULL);
+  if (error) return error;
+  u->grads[tensor] = grad;
+  return NULL;
+}
+
 static shard_error* find_tensors(units* u, int32_t unit, bool backward) {
   for (int i = 0; i < u->tensors; i++) {
     if (u->of_tensor[i] != unit) continue;
-    const void* param = NULL;
-    shard_error* error = shard_engine_param(u->engine, i, &param, NULL);
+    shard_error* error = find_tensor(u, i, backward);
     if (error) return error;
-    u->params[i] = param;
-    if (!backward) continue;
-    void* grad = NULL;
-    error = shard_engine_grad(u->engine, i, &grad, NULL);
-    if (error) return error;
-    u->grads[i] = grad;
   }
   return NULL;
 }
@@ -64,4 +70,12 @@ static bool leave(void* user_data, int module, bool backward) {
 
 gpt_hooks units_hooks(units* u) {
   return (gpt_hooks){.enter = enter, .leave = leave, .user_data = u};
+}
+
+shard_error* units_find_all(units* u) {
+  for (int i = 0; i < u->tensors; i++) {
+    shard_error* error = find_tensor(u, i, true);
+    if (error) return error;
+  }
+  return NULL;
 }

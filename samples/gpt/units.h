@@ -10,6 +10,10 @@
 // since sharded ones are somewhere else each time, and set them to NULL at the
 // release: code that reads them outside then fails at address 0 instead of
 // reading old values.
+//
+// A model whose steps are captured as a graph (--capture) has no hooks, because
+// nothing declares gradients ready in a graph. Its one rank has all tensors in
+// one place for good.
 
 #ifndef SHARD_SAMPLES_GPT_UNITS_H_
 #define SHARD_SAMPLES_GPT_UNITS_H_
@@ -39,5 +43,9 @@ shard_error* units_connect(units* u, const gpt_config* config,
 
 // Returns the hooks. `u` must outlive the model that gets them.
 gpt_hooks units_hooks(units* u);
+
+// Points to all tensors for good, for a model without hooks. REQUIRES: one
+// rank.
+shard_error* units_find_all(units* u);
 
 #endif  // SHARD_SAMPLES_GPT_UNITS_H_

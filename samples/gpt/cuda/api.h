@@ -20,10 +20,15 @@ typedef struct CUctx_st* gpu_context;
 typedef struct CUmod_st* gpu_module;
 typedef struct CUfunc_st* gpu_function;
 typedef struct CUstream_st* gpu_stream;
+typedef struct CUgraph_st* gpu_graph;           // What was captured.
+typedef struct CUgraphExec_st* gpu_graph_exec;  // The same, to be launched.
 typedef struct cublasContext* blas_handle;
 
-enum { kStreamNonBlocking = 1 };             // CU_STREAM_NON_BLOCKING
-enum { kHostMemoryPortable = 1 };            // CU_MEMHOSTALLOC_PORTABLE
+enum { kStreamNonBlocking = 1 };   // CU_STREAM_NON_BLOCKING
+enum { kHostMemoryPortable = 1 };  // CU_MEMHOSTALLOC_PORTABLE
+enum { kCaptureOfThread = 1 };     // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+// CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+enum { kComputeCapabilityMajor = 75 };
 enum { kBlasNone = 0, kBlasTranspose = 1 };  // CUBLAS_OP_N, CUBLAS_OP_T
 
 // Each X(name, symbol, parameters): a function of libcuda.so.1. All return a
@@ -34,6 +39,8 @@ enum { kBlasNone = 0, kBlasTranspose = 1 };  // CUBLAS_OP_N, CUBLAS_OP_T
   X(error_string, cuGetErrorString, (gpu_result error, const char** text))     \
   X(device_count, cuDeviceGetCount, (int* count))                              \
   X(device_get, cuDeviceGet, (gpu_device * device, int ordinal))               \
+  X(device_attribute, cuDeviceGetAttribute,                                    \
+    (int* value, int attribute, gpu_device device))                            \
   X(context_retain, cuDevicePrimaryCtxRetain,                                  \
     (gpu_context * context, gpu_device device))                                \
   X(context_release, cuDevicePrimaryCtxRelease_v2, (gpu_device device))        \
@@ -42,6 +49,13 @@ enum { kBlasNone = 0, kBlasTranspose = 1 };  // CUBLAS_OP_N, CUBLAS_OP_T
   X(stream_create, cuStreamCreate, (gpu_stream * stream, unsigned flags))      \
   X(stream_destroy, cuStreamDestroy_v2, (gpu_stream stream))                   \
   X(stream_synchronize, cuStreamSynchronize, (gpu_stream stream))              \
+  X(capture_begin, cuStreamBeginCapture_v2, (gpu_stream stream, int mode))     \
+  X(capture_end, cuStreamEndCapture, (gpu_stream stream, gpu_graph * graph))   \
+  X(graph_instantiate, cuGraphInstantiateWithFlags,                            \
+    (gpu_graph_exec * exec, gpu_graph graph, unsigned long long flags))        \
+  X(graph_destroy, cuGraphDestroy, (gpu_graph graph))                          \
+  X(graph_launch, cuGraphLaunch, (gpu_graph_exec exec, gpu_stream stream))     \
+  X(graph_exec_destroy, cuGraphExecDestroy, (gpu_graph_exec exec))             \
   X(memory_alloc, cuMemAlloc_v2, (gpu_pointer * memory, size_t bytes))         \
   X(memory_free, cuMemFree_v2, (gpu_pointer memory))                           \
   X(host_alloc, cuMemHostAlloc, (void** memory, size_t bytes, unsigned flags)) \
@@ -62,6 +76,8 @@ enum { kBlasNone = 0, kBlasTranspose = 1 };  // CUBLAS_OP_N, CUBLAS_OP_T
   X(create, cublasCreate_v2, (blas_handle * handle))                         \
   X(destroy, cublasDestroy_v2, (blas_handle handle))                         \
   X(set_stream, cublasSetStream_v2, (blas_handle handle, gpu_stream stream)) \
+  X(set_workspace, cublasSetWorkspace_v2,                                    \
+    (blas_handle handle, void* workspace, size_t bytes))                     \
   X(multiply, cublasSgemmStridedBatched,                                     \
     (blas_handle handle, int transpose_a, int transpose_b, int rows,         \
      int columns, int inner, const float* alpha, const float* a, int a_ld,   \

@@ -31,6 +31,8 @@ struct cuda_layers {
   float* host_losses;
   float* host_numbers;  // (GPT_VOCABULARY)
   uint8_t* host_sequences;
+  bool captures;         // Whether what is enqueued becomes part of a graph.
+  gpu_graph_exec graph;  // NULL where there is none.
 };
 
 static size_t area(int rows, int columns) {
@@ -103,15 +105,22 @@ static size_t attention_scratch(int batch, int length, int heads) {
 
 // ---- Embedding ------------------------------------------------------------
 
+// Writes the sequences of a pass to pinned memory, whose copy is the pass's
+// first work. The copy of the pass before is done: the host has had its loss.
+static void write_sequences(cuda_layers* all, const uint8_t* sequences,
+                            int batch, int length) {
+  const size_t bytes = area(batch, length + 1);
+  if (bytes > 0) memcpy(all->host_sequences, sequences, bytes);
+}
+
 static void embedding_forward(layers* on, real* out, const uint8_t* sequences,
                               const real* token_weight,
                               const real* position_weight, int batch,
                               int length, int width) {
   cuda_layers* all = of(on);
-  // The copy of the pass before is done: the host has had its loss.
-  const size_t bytes = area(batch, length + 1);
-  if (bytes > 0) memcpy(all->host_sequences, sequences, bytes);
-  gpu_copy(&all->device, all->sequences, all->host_sequences, bytes);
+  write_sequences(all, sequences, batch, length);
+  gpu_copy(&all->device, all->sequences, all->host_sequences,
+           area(batch, length + 1));
   LAUNCH(all, embed, warps(area(batch, length)), .out = out,
          .sequences = all->sequences, .token_weight = token_weight,
          .position_weight = position_weight, .batch = batch, .length = length,
@@ -333,18 +342,8 @@ static void attention_backward(layers* on, real* d_qkv, real* scratch,
 
 // ---- Cross entropy --------------------------------------------------------
 
-static double cross_entropy_forward(layers* on, real* logits,
-                                    const uint8_t* sequences, int batch,
-                                    int length, int vocabulary) {
-  cuda_layers* all = of(on);
-  (void)sequences;
-  const size_t rows = area(batch, length);
-  if (rows == 0) return 0;
-  LAUNCH(all, cross_entropy, warps(rows), .logits = logits, .sums = all->losses,
-         .margins = all->losses + rows, .sequences = all->sequences,
-         .batch = batch, .length = length, .vocabulary = vocabulary);
-  gpu_copy(&all->device, all->host_losses, all->losses,
-           2 * rows * sizeof(float));
+// Waits for the pass whose losses were last copied, and adds them up.
+static double await_loss(cuda_layers* all, size_t rows) {
   const bool done = gpu_wait(&all->device);
   keep_error(all);
   if (!done) return 0;
@@ -357,6 +356,22 @@ static double cross_entropy_forward(layers* on, real* logits,
   return loss;
 }
 
+static double cross_entropy_forward(layers* on, real* logits,
+                                    const uint8_t* sequences, int batch,
+                                    int length, int vocabulary) {
+  cuda_layers* all = of(on);
+  (void)sequences;
+  const size_t rows = area(batch, length);
+  if (rows == 0) return 0;
+  LAUNCH(all, cross_entropy, warps(rows), .logits = logits, .sums = all->losses,
+         .margins = all->losses + rows, .sequences = all->sequences,
+         .batch = batch, .length = length, .vocabulary = vocabulary);
+  gpu_copy(&all->device, all->host_losses, all->losses,
+           2 * rows * sizeof(float));
+  keep_error(all);
+  return all->captures ? 0 : await_loss(all, rows);
+}
+
 static void cross_entropy_backward(layers* on, real* probabilities,
                                    const uint8_t* sequences, int batch,
                                    int length, int vocabulary) {
@@ -365,6 +380,30 @@ static void cross_entropy_backward(layers* on, real* probabilities,
   LAUNCH(all, cross_entropy_backward, warps(area(batch, length)),
          .probabilities = probabilities, .sequences = all->sequences,
          .batch = batch, .length = length, .vocabulary = vocabulary);
+}
+
+// ---- Graphs -----------------------------------------------------------------
+
+bool cuda_layers_capture_begin(cuda_layers* all) {
+  gpu_free_graph(&all->device, all->graph);
+  all->graph = NULL;
+  all->captures = gpu_capture_begin(&all->device);
+  keep_error(all);
+  return all->captures;
+}
+
+bool cuda_layers_capture_end(cuda_layers* all) {
+  all->captures = false;
+  all->graph = gpu_capture_end(&all->device);
+  keep_error(all);
+  return all->graph != NULL;
+}
+
+double cuda_layers_replay(cuda_layers* all, const uint8_t* sequences, int batch,
+                          int length) {
+  write_sequences(all, sequences, batch, length);
+  gpu_launch_graph(&all->device, all->graph);
+  return await_loss(all, area(batch, length));
 }
 
 // ---- Opening and closing ----------------------------------------------------
@@ -440,6 +479,7 @@ void* cuda_layers_stream(cuda_layers* all) { return all->device.stream; }
 void cuda_layers_close(cuda_layers* all) {
   if (!all) return;
   if (all->device.context) {
+    gpu_free_graph(&all->device, all->graph);
     gpu_free_pinned(&all->device, all->pinned);
     gpu_free(&all->device, all->memory);
   }

@@ -5,7 +5,9 @@
 #ifndef SHARD_SAMPLES_GPT_CUDA_CUDA_LAYERS_H_
 #define SHARD_SAMPLES_GPT_CUDA_CUDA_LAYERS_H_
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "samples/gpt/layers.h"
 
@@ -30,6 +32,22 @@ layers* cuda_layers_table(cuda_layers* all);
 
 // Returns the stream of all work, a CUstream, for shard_engine_set_stream.
 void* cuda_layers_stream(cuda_layers* all);
+
+// ---- Graphs ----
+
+// Begins a capture of the stream's work as a CUDA graph, which replaces the one
+// before. Until cuda_layers_capture_end nothing that is enqueued runs: a
+// forward pass returns 0 as its loss, and functions that read numbers or
+// allocate memory must not be called. Returns false after an error.
+bool cuda_layers_capture_begin(cuda_layers* all);
+// Ends a capture that has begun. To be called after an error, too. Returns
+// false after an error, in the capture or now; there is then no graph.
+bool cuda_layers_capture_end(cuda_layers* all);
+// Runs the graph once with other sequences, and waits for its end. Returns the
+// loss of its forward pass, and 0 after an error. REQUIRES: the graph has one
+// forward pass, over `batch` sequences of `length` bytes.
+double cuda_layers_replay(cuda_layers* all, const uint8_t* sequences, int batch,
+                          int length);
 
 // Waits for the work and frees everything. NULL is allowed. An engine that was
 // given the stream must be freed before.

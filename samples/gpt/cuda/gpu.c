@@ -115,6 +115,31 @@ static bool load_kernels(gpu* g) {
   return ok(g, "cuModuleLoadData", result);
 }
 
+// Opens cuBLAS with a workspace of the program's own. Without one cuBLAS takes
+// memory where it needs it, in a graph once more for each capture. The size
+// decides between algorithms, so a graph has the bits of a plain step only
+// because both have the same workspace.
+static bool open_blas(gpu* g) {
+  int major = 0;
+  if (!load_blas(g) ||
+      !ok(g, "cuDeviceGetAttribute",
+          g->driver.device_attribute(&major, kComputeCapabilityMajor,
+                                     g->device)) ||
+      !blas_ok(g, "cublasCreate", g->blas.create(&g->handle))) {
+    return false;
+  }
+  // The sizes that the documentation of cublasSetWorkspace recommends, for
+  // Hopper and later, and for GPUs before it.
+  const size_t bytes = (size_t)(major >= 9 ? 32 : 4) << 20;
+  g->workspace = gpu_allocate(g, bytes);
+  // In this order: cublasSetStream goes back to cuBLAS's own workspace.
+  return g->workspace &&
+         blas_ok(g, "cublasSetStream",
+                 g->blas.set_stream(g->handle, g->stream)) &&
+         blas_ok(g, "cublasSetWorkspace",
+                 g->blas.set_workspace(g->handle, g->workspace, bytes));
+}
+
 bool gpu_open(gpu* g, int ordinal) {
   memset(g, 0, sizeof(*g));
   if (!load_driver(g)) return false;
@@ -132,15 +157,13 @@ bool gpu_open(gpu* g, int ordinal) {
   }
   return ok(g, "cuStreamCreate",
             driver->stream_create(&g->stream, kStreamNonBlocking)) &&
-         load_kernels(g) && load_blas(g) &&
-         blas_ok(g, "cublasCreate", g->blas.create(&g->handle)) &&
-         blas_ok(g, "cublasSetStream",
-                 g->blas.set_stream(g->handle, g->stream));
+         load_kernels(g) && open_blas(g);
 }
 
 void gpu_close(gpu* g) {
   if (!g->context) return;
   if (g->handle) g->blas.destroy(g->handle);
+  gpu_free(g, g->workspace);
   if (g->module) g->driver.module_unload(g->module);
   if (g->stream) g->driver.stream_destroy(g->stream);
   gpu_context popped;
@@ -196,6 +219,41 @@ void gpu_copy(gpu* g, void* to, const void* from, size_t bytes) {
 bool gpu_wait(gpu* g) {
   return !g->error[0] &&
          ok(g, "cuStreamSynchronize", g->driver.stream_synchronize(g->stream));
+}
+
+// ---- Graphs -----------------------------------------------------------------
+
+bool gpu_capture_begin(gpu* g) {
+  // In this mode the calls of other threads, which know nothing of the capture,
+  // cannot spoil it.
+  return !g->error[0] &&
+         ok(g, "cuStreamBeginCapture",
+            g->driver.capture_begin(g->stream, kCaptureOfThread));
+}
+
+gpu_graph_exec gpu_capture_end(gpu* g) {
+  gpu_graph graph = NULL;
+  // The driver's error for a capture that a failed call has made invalid comes
+  // after the error of that call, which is the one that is kept.
+  ok(g, "cuStreamEndCapture", g->driver.capture_end(g->stream, &graph));
+  gpu_graph_exec exec = NULL;
+  if (!g->error[0] && !ok(g, "cuGraphInstantiate",
+                          g->driver.graph_instantiate(&exec, graph, 0))) {
+    exec = NULL;
+  }
+  if (graph) g->driver.graph_destroy(graph);
+  return exec;
+}
+
+void gpu_launch_graph(gpu* g, gpu_graph_exec graph) {
+  if (g->error[0]) return;
+  ok(g, "cuGraphLaunch", g->driver.graph_launch(graph, g->stream));
+}
+
+void gpu_free_graph(gpu* g, gpu_graph_exec graph) {
+  if (!graph) return;
+  g->driver.stream_synchronize(g->stream);
+  g->driver.graph_exec_destroy(graph);
 }
 
 // ---- Kernels ----------------------------------------------------------------

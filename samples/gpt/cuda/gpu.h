@@ -28,6 +28,7 @@ typedef struct gpu {
   gpu_stream stream;
   gpu_module module;
   blas_handle handle;
+  void* workspace;  // Memory of the GPU, for products of cuBLAS.
 } gpu;
 
 // Returns how many GPUs this process may use: 0 without a driver.
@@ -39,7 +40,8 @@ int gpu_count(void);
 // stream. Returns false after an error; gpu_close is to be called then, too.
 bool gpu_open(gpu* g, int ordinal);
 
-// Frees all but the memory. What is enqueued goes on.
+// Waits for all that was enqueued, and frees everything but the memory of
+// gpu_allocate and gpu_allocate_pinned, and graphs.
 void gpu_close(gpu* g);
 
 // Keeps the text, unless there is an error already. Returns false.
@@ -60,6 +62,23 @@ void gpu_copy(gpu* g, void* to, const void* from, size_t bytes);
 
 // Waits for all that was enqueued. Returns false after an error.
 bool gpu_wait(gpu* g);
+
+// ---- Graphs ----
+
+// Begins a capture: until gpu_capture_end the work that is enqueued becomes
+// part of a graph, and does not run. Memory must not be allocated or freed
+// meanwhile, and gpu_wait is an error. Other threads may do either.
+bool gpu_capture_begin(gpu* g);
+// Ends a capture that has begun, after an error too. Returns the graph, or NULL
+// after an error.
+gpu_graph_exec gpu_capture_end(gpu* g);
+// Enqueues the work of a graph. Pointers are those of the capture, and the
+// memory behind them is read when the work runs.
+void gpu_launch_graph(gpu* g, gpu_graph_exec graph);
+// Waits for the stream, then frees a graph, which may be NULL.
+void gpu_free_graph(gpu* g, gpu_graph_exec graph);
+
+// ---- Kernels and matrix products ----
 
 // Finds a kernel of cuda/kernels.h by its name.
 gpu_function gpu_kernel(gpu* g, const char* name);

@@ -43,6 +43,9 @@ TEST(CudaApiTest, HasTheValuesOfTheHeaders) {
   EXPECT_EQ(CUBLAS_STATUS_SUCCESS, 0);
   EXPECT_EQ(int{kStreamNonBlocking}, int{CU_STREAM_NON_BLOCKING});
   EXPECT_EQ(int{kHostMemoryPortable}, CU_MEMHOSTALLOC_PORTABLE);
+  EXPECT_EQ(int{kCaptureOfThread}, int{CU_STREAM_CAPTURE_MODE_THREAD_LOCAL});
+  EXPECT_EQ(int{kComputeCapabilityMajor},
+            int{CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR});
   EXPECT_EQ(int{kBlasNone}, int{CUBLAS_OP_N});
   EXPECT_EQ(int{kBlasTranspose}, int{CUBLAS_OP_T});
 }

@@ -5,13 +5,12 @@
 // of float sums differs. The fake complains at a program's end where work had
 // no order, or where something is not freed.
 
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/samples/gpt/train_gpt_fixture.h"
+#include "tests/samples/gpt/cuda_fixture.h"
 
 namespace cuda_test {
 namespace {
@@ -22,55 +21,6 @@ using ::testing::Not;
 
 // Relative. A GPU is to stay within 1e-3.
 constexpr double kTolerance = 1e-5;
-
-class CudaTest : public TrainGptTest {
- protected:
-  void SetUp() override {
-    TrainGptTest::SetUp();
-    WriteText(1200);  // Validations are short.
-  }
-
-  // Runs the program where it finds the fakes of the driver and of cuBLAS,
-  // after the files of Hide.
-  Outcome RunOnFake(const std::string& arguments,
-                    const std::string& environment = "") const {
-    const Outcome outcome = RunCommand(
-        "env SHARD_FAKE_CUDA_STRICT=1 "
-        "LD_LIBRARY_PATH=\"" +
-        folder_ +
-        ":$PWD/api:$PWD/tests/samples/gpt/fake_cuda:"
-        "$PWD/tests/fake_cuda\" " +
-        environment + " samples/gpt/train_gpt " + arguments);
-    EXPECT_THAT(outcome.err, Not(HasSubstr("FAILED: fake CUDA driver")));
-    return outcome;
-  }
-
-  // Returns arguments for 20 steps of a model with so many blocks that two
-  // ranks shard them.
-  std::string Short(const std::string& arguments) const {
-    return Tiny(
-        "--layers 6 --width 32 --context 8 --batch 4 --steps 20 --val-every 10 "
-        "--timeout 20 " +
-        arguments);
-  }
-  // 20 steps and 2 validations.
-  std::vector<std::string> ShortLog(const Outcome& outcome) const {
-    return Log(outcome, 22);
-  }
-  // Returns arguments for 4 steps of the same, and a validation.
-  std::string Brief(const std::string& arguments) const {
-    return Short("--steps 4 --warm-up 2 --val-every 0 --sample 0 " + arguments);
-  }
-  std::vector<std::string> BriefLog(const Outcome& outcome) const {
-    return Log(outcome, 5);
-  }
-
-  // Writes a file that the loader finds before libraries of its name, and
-  // refuses.
-  void Hide(const std::string& library) const {
-    std::ofstream(folder_ + "/" + library) << std::string(4096, '\0');
-  }
-};
 
 TEST_F(CudaTest, HasTheCurveAndTheSampleOfTheProcessor) {
   const Outcome processor = Run(Short(""));
@@ -187,9 +137,9 @@ TEST_F(CudaTest, SaysThatThereIsNoCublas) {
 }
 
 TEST_F(CudaTest, SaysHowMuchMemoryTheGpuLacked) {
-  // The second allocation is that of the activations.
+  // The third allocation is that of the activations.
   const Outcome outcome = RunOnFake(Brief("--device cuda:0"),
-                                    "SHARD_FAKE_CUDA_FAIL=cuMemAlloc:2:2");
+                                    "SHARD_FAKE_CUDA_FAIL=cuMemAlloc:3:2");
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_THAT(outcome.err,
               AllOf(HasSubstr("activations: out of memory: "),

@@ -56,6 +56,7 @@ TEST(OptionsTest, DefaultsAreConsistent) {
   EXPECT_EQ(parsed.rank_threads, 0);
   EXPECT_FALSE(parsed.help);
   EXPECT_FALSE(parsed.check);
+  EXPECT_FALSE(parsed.capture);
 }
 
 TEST(OptionsTest, ReadsBothSpellingsOfAValue) {
@@ -204,6 +205,24 @@ TEST(OptionsTest, NamesBothSidesOfWhatDoesNotFit) {
   }
   EXPECT_THAT(Error({"--partition", "odd"}),
               AllOf(HasSubstr("--partition"), HasSubstr("\"odd\"")));
+}
+
+TEST(OptionsTest, AGraphIsOfOneRankOnAGpu) {
+  for (const char* device : {"cuda", "cuda:1", "cuda?offload=states"}) {
+    EXPECT_EQ(Error({"--capture", "--device", device}), "");
+  }
+  EXPECT_EQ(Error({"--capture", "--device=cuda", "--rank-threads=1"}), "");
+  for (const char* device : {"cpu", "cpu-async?max_delay=1"}) {
+    EXPECT_EQ(Error({"--capture", "--device", device}),
+              "--capture: \"" + std::string(device) +
+                  "\" has no CUDA graphs; give --device cuda, or leave "
+                  "--capture out");
+  }
+  EXPECT_EQ(Error({"--capture", "--device=cuda", "--rank-threads=4"}),
+            "--capture: runs on one rank, not on 4; leave --rank-threads or "
+            "--capture out");
+  EXPECT_EQ(Error({"--capture", "--device=cuda", "--check"}),
+            "--capture: --check makes no steps; leave one of them out");
 }
 
 TEST(OptionsTest, NamesAnOptionWithoutItsValue) {
