@@ -13,6 +13,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,19 +32,24 @@ using cuda_training::HostsStream;
 using cuda_training::OpenLocal;
 
 // Returns a plan of matrices and a vector, which no optimizer but Muon refuses.
-inline std::shared_ptr<const Plan> MakePlan(const std::string& optimizer) {
+inline std::shared_ptr<const Plan> MakePlan(const std::string& optimizer,
+                                            DType dtype = DType::kF32,
+                                            Masters masters = Masters::kF32,
+                                            bool f32_grads = false) {
   auto model = std::make_shared<Model>("Net");
   std::vector<ParamId> matrices;
   for (const std::vector<int64_t>& shape :
        {std::vector<int64_t>{8, 6}, {40, 33}, {8, 6}}) {
     const auto param = model->AddParam(
-        kRootModule, StrCat("weight", matrices.size()), DType::kF32, shape);
+        kRootModule, StrCat("weight", matrices.size()), dtype, shape);
     EXPECT_OK(param);
     matrices.push_back(*param);
   }
-  EXPECT_OK(model->AddParam(kRootModule, "bias", DType::kF32, {100}));
+  EXPECT_OK(model->AddParam(kRootModule, "bias", dtype, {100}));
   EXPECT_OK(model->AddParamGroup(optimizer, matrices));
   PlanOptions options;
+  options.masters = masters;
+  options.f32_grads = f32_grads;
   const auto groups = PlanGroups(*model, "adamw");
   EXPECT_OK(groups);
   options.groups = *groups;
@@ -55,17 +61,36 @@ inline std::shared_ptr<const Plan> MakePlan(const std::string& optimizer) {
 // A training whose host has a stream, and gradients that it copies there.
 class Host {
  public:
-  ~Host() { EndGraph(); }
+  ~Host() {
+    EndGraph();
+    engine_.reset();
+    for (const cuda::CuPointer memory : memory_) api_.MemFree(memory);
+    for (void* const memory : pinned_) api_.MemFreeHost(memory);
+  }
   Host(const Host&) = delete;
   Host& operator=(const Host&) = delete;
-  explicit Host(const std::string& optimizer)
-      : engine_(*cuda_training::MakeEngine(MakePlan(optimizer), OpenLocal())) {
+  explicit Host(const std::string& optimizer) : Host(MakePlan(optimizer)) {}
+  explicit Host(const std::shared_ptr<const Plan>& plan)
+      : engine_(*cuda_training::MakeEngine(plan, OpenLocal())) {
     EXPECT_OK(engine_->SetStream(stream_.get()));
     EXPECT_OK(Fill(engine_.get()));
   }
 
   Engine* engine() { return engine_.get(); }
   const HostsStream& stream() const { return stream_; }
+
+  // Return memory that lives as long as the engine, and a little longer.
+  std::span<std::byte> Allocate(size_t bytes) {
+    cuda::CuPointer& memory = memory_.emplace_back();
+    EXPECT_EQ(api_.MemAlloc(&memory, bytes), cuda::CuResult::kSuccess);
+    return {reinterpret_cast<std::byte*>(memory), bytes};
+  }
+  void* AllocatePinned(size_t bytes) {
+    void*& memory = pinned_.emplace_back();
+    EXPECT_EQ(api_.MemHostAlloc(&memory, bytes, cuda::kHostAllocPortable),
+              cuda::CuResult::kSuccess);
+    return memory;
+  }
 
   // Gives the stream copies of the gradients of a step; one is NaN where the
   // step is to be skipped.
@@ -81,19 +106,22 @@ class Host {
         values.push_back(GradientValue(step, param, i));
       }
       if (!finite) values[0] = std::numeric_limits<float>::quiet_NaN();
-      const cuda::DriverApi& api = (*cuda::Driver::Load())->api();
       ASSERT_EQ(
-          api.MemcpyAsync(reinterpret_cast<cuda::CuPointer>(grad->data),
-                          reinterpret_cast<cuda::CuPointer>(values.data()),
-                          values.size() * sizeof(float), stream_.get()),
+          api_.MemcpyAsync(reinterpret_cast<cuda::CuPointer>(grad->data),
+                           reinterpret_cast<cuda::CuPointer>(values.data()),
+                           values.size() * sizeof(float), stream_.get()),
           cuda::CuResult::kSuccess);
     }
   }
 
-  // Captures a step, and the zeros after it.
-  Status Capture(const StepOptions& options) {
+  // Captures what `backward` enqueues on the stream, a step, and the zeros
+  // after it.
+  Status Capture(
+      const StepOptions& options,
+      const std::function<void()>& backward = [] {}) {
     return CaptureWith([&]() -> Status {
       SHARD_RETURN_IF_ERROR(engine_->CaptureBegin());
+      backward();
       Status status = engine_->Step(options, nullptr);
       if (status.ok()) status = engine_->ZeroGrad();
       const Status ended = engine_->CaptureEnd();
@@ -153,9 +181,12 @@ class Host {
     graph_ = nullptr;
   }
 
+  const cuda::DriverApi& api_ = (*cuda::Driver::Load())->api();
   const cuda::GraphApi graphs_ = cuda::GraphApi::Load();
   const HostsStream stream_;
   std::vector<std::vector<float>> grads_;
+  std::vector<cuda::CuPointer> memory_;
+  std::vector<void*> pinned_;
   std::unique_ptr<Engine> engine_;
   cuda::CuGraphExec graph_ = nullptr;
 };

@@ -116,8 +116,10 @@ inline Status Fill(Engine* engine) {
   const auto& params = engine->plan().model().params();
   for (size_t p = 0; p < params.size(); ++p) {
     const std::vector<float> values(static_cast<size_t>(params[p].numel), 1.0f);
-    SHARD_RETURN_IF_ERROR(engine->SetParam(
-        static_cast<ParamId>(p), values.data(), values.size() * sizeof(float)));
+    std::vector<std::byte> bytes(DTypeBytes(params[p].dtype, params[p].numel));
+    Store(params[p].dtype, values, bytes.data());
+    SHARD_RETURN_IF_ERROR(
+        engine->SetParam(static_cast<ParamId>(p), bytes.data(), bytes.size()));
   }
   return engine->BroadcastParams(0);
 }
