@@ -6,19 +6,25 @@
 #include <stdio.h>
 #include <string.h>
 
-void device_choose(device* d, const char* wanted, const shard_comm* comm) {
+bool device_choose(device* d, const char* wanted, const shard_comm* comm,
+                   char* message, size_t message_size) {
   d->name = wanted;
   const size_t name = strlen("cuda");
   if (strncmp(wanted, "cuda", name) != 0 ||
       (wanted[name] != '\0' && wanted[name] != '?')) {
-    return;
+    return true;
   }
   // Without a driver there are none. The engine then says what is missing.
   const int count = cuda_device_count();
-  snprintf(d->of_gpu, sizeof(d->of_gpu), "cuda:%d%s",
-           count > 0 ? (int)shard_comm_local_rank(comm) % count : 0,
-           wanted + name);
+  const int length = snprintf(
+      d->of_gpu, sizeof(d->of_gpu), "cuda:%d%s",
+      count > 0 ? (int)shard_comm_local_rank(comm) % count : 0, wanted + name);
   d->name = d->of_gpu;
+  // The beginning of a spec may be another valid one: fewer threads, say.
+  if ((size_t)length < sizeof(d->of_gpu)) return true;
+  snprintf(message, message_size, "\"%s\" is longer than %d bytes", wanted,
+           (int)sizeof(d->of_gpu) - 1);
+  return false;
 }
 
 // Keeps the message of an error of libshard, where there is one.

@@ -22,8 +22,10 @@ typedef struct device {
 
 // Sets the name for shard_engine_options: `wanted`, but for "cuda", which may
 // have options behind it ("cuda?offload=states"), the GPU that is this rank's
-// turn on its host. `wanted` must outlive the device.
-void device_choose(device* d, const char* wanted, const shard_comm* comm);
+// turn on its host. `wanted` must outlive the device. Returns false where the
+// name has no room for it, with a one-line message.
+bool device_choose(device* d, const char* wanted, const shard_comm* comm,
+                   char* message, size_t message_size);
 
 // Opens the device of the engine for passes over up to `batch` sequences of
 // `context` bytes. On a GPU the engine gets the stream of the layers: each then

@@ -160,7 +160,11 @@ static bool load_text(trainer* t) {
 static bool shard(trainer* t) {
   shard_engine_options engine_options = SHARD_ENGINE_OPTIONS_INIT;
   engine_options.overlap = t->opts->overlap;
-  device_choose(&t->device, t->opts->device, t->comm);
+  char message[512];
+  if (!device_choose(&t->device, t->opts->device, t->comm, message,
+                     sizeof(message))) {
+    return fail(t, "--device", message);
+  }
   engine_options.device = t->device.name;
   return ok(t, "model", declare_model(t->opts, &t->model)) &&
          ok(t, "plan",

@@ -123,6 +123,18 @@ TEST_F(CudaTest, SaysThatThereIsNoDriver) {
   }
 }
 
+// The first 127 bytes are a device, with one thread.
+TEST_F(CudaTest, RefusesASpecThatHasNoRoom) {
+  const std::string spec = "cuda?offload=states&offload_threads=";
+  const std::string long_spec = spec + std::string(88, '0') + "16";
+  const Outcome outcome =
+      RunOnFake(Brief("--device '" + long_spec + "' --rank-threads 2"));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 0: --device: \"" + long_spec),
+                                 HasSubstr("rank 1: --device: \"" + long_spec),
+                                 HasSubstr("\" is longer than 127 bytes")));
+}
+
 TEST_F(CudaTest, SaysThatThereIsNoCublas) {
   Hide("libcublas.so.13");
   Hide("libcublas.so.12");
