@@ -64,7 +64,9 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
     local = opened.status();
     if (opened.ok()) device = *std::move(opened);
   }
-  if (local.ok()) local = CheckSupported(*plan, *comm, *device, nullptr);
+  if (local.ok()) {
+    local = CheckSupported(*plan, *comm, *device, nullptr, deadline);
+  }
   if (local.ok()) {
     auto wrapped = device->WrapStream(nullptr);
     local = wrapped.status();

@@ -86,7 +86,7 @@ StatusOr<Replanned> Replan(const EngineRuntime& from, const Status& known,
     changed.wrap = before.UnitsAsPolicy();
     SHARD_ASSIGN_OR_RETURN(next,
                            Plan::Create(std::move(change.model), changed));
-    return CheckSupported(*next, *comm, *device, &before);
+    return CheckSupported(*next, *comm, *device, &before, deadline);
   };
   const Status local = make();
   Arguments arguments;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/base/element_type.h"
 #include "core/base/out_of_memory.h"
 #include "core/base/status.h"
 #include "core/base/strings.h"
@@ -53,6 +54,18 @@ std::string PlainName(const RankPlacement& placement) {
   return placement.device.substr(0, placement.device.find('?'));
 }
 
+// Returns the dtype of 16 bits to which sums of gradients over ranks are
+// rounded; nothing where they are not (docs/numerics.md).
+std::optional<DType> RoundedSums(const Plan& plan,
+                                 const RankPlacement& placement) {
+  if (plan.options().world_size == 1) return std::nullopt;
+  if (placement.shares_tensors && !plan.shards_grads()) return std::nullopt;
+  for (const FlatBufferPlan& buffer : plan.buffers()) {
+    if (buffer.trainable && IsHalf(buffer.sum_dtype)) return buffer.sum_dtype;
+  }
+  return std::nullopt;
+}
+
 // Returns a pointer that owns nothing.
 template <typename T>
 std::shared_ptr<const T> Borrow(const T& object) {
@@ -85,13 +98,16 @@ GroupOptions WithStates(const GroupOptions& group, DType states) {
 class OptionSearch {
  public:
   OptionSearch(const Plan& plan, const RankPlacement& placement,
-               const Rooms& rooms, const Plan* before)
-      : plan_(plan), before_(before), placement_(placement), rooms_(rooms) {
+               const Rooms& rooms, const Deadline& deadline, const Plan* before)
+      : plan_(plan),
+        before_(before),
+        placement_(placement),
+        most_(MostOf(placement, rooms)),
+        deadline_(deadline) {
     if (before == nullptr) return;
     // Where options differ, so does the memory of the plan that is replaced.
     const MemoryNeed held = NeedOf(*before, placement, nullptr);
-    rooms_.host = Sum(rooms_.host, held.host);
-    held_on_device_ = held.device;
+    most_ = {Sum(most_.device, held.device), Sum(most_.host, held.host)};
   }
 
   // Returns the options that make the plan fit, with the memory that they need.
@@ -108,7 +124,8 @@ class OptionSearch {
     return std::move(found_);
   }
 
-  // Returns false where the model is too large for trying all options.
+  // Returns false where the model is too large, or the time too short, for
+  // trying all options.
   bool tried_all() const { return tried_all_; }
 
  private:
@@ -116,11 +133,20 @@ class OptionSearch {
 
   const PlanOptions& options() const { return plan_.options(); }
 
+  // Returns the most that a plan may need to fit.
+  static MemoryNeed MostOf(const RankPlacement& placement, const Rooms& rooms) {
+    MemoryNeed most = {UINT64_MAX, rooms.host};
+    if (rooms.device) {
+      most.device =
+          rooms.device->free / static_cast<uint64_t>(placement.ranks_on_device);
+    }
+    if (!rooms.least) return most;
+    return {std::min(most.device, rooms.least->device),
+            std::min(most.host, rooms.least->host)};
+  }
+
   bool Fits(const MemoryNeed& need) const {
-    if (need.host > rooms_.host) return false;
-    if (!rooms_.device) return true;
-    const auto ranks = static_cast<uint64_t>(placement_.ranks_on_device);
-    return need.device <= Sum(rooms_.device->free / ranks, held_on_device_);
+    return need.host <= most_.host && need.device <= most_.device;
   }
 
   // Returns the changes that shard more than the plan does, least first.
@@ -145,14 +171,14 @@ class OptionSearch {
     return plan_.units().size() == 1 && plan_.model().modules().size() > 1;
   }
 
-  // Returns the plans with other options; none where one cannot be made, or
-  // where too many were made already.
+  // Returns the plans with other options; none where one cannot be made, where
+  // too many were made already, or where no time is left.
   Plans Make(const Change& change) {
     Plans plans;
     for (const Plan* const from : {&plan_, before_}) {
       if (from == nullptr) continue;
       made_items_ += ItemsOf(*from);
-      tried_all_ = made_items_ <= kMostItems;
+      tried_all_ = made_items_ <= kMostItems && !deadline_.Expired();
       if (!tried_all_) return {};
       PlanOptions changed = from->options();
       changed.wrap = from->UnitsAsPolicy();
@@ -208,7 +234,13 @@ class OptionSearch {
       need = {Sum(need.device, held.device), Sum(need.host, held.host)};
     }
     if (!Fits(need)) return false;
-    found_.push_back(TextOf(change) + TextOf(need));
+    std::string text = TextOf(change);
+    const auto rounded = RoundedSums(*plans[0], placement);
+    if (rounded && !RoundedSums(plan_, placement_)) {
+      StrAppend(&text, ", which rounds sums of gradients to ",
+                DTypeName(*rounded));
+    }
+    found_.push_back(text + TextOf(need));
     return true;
   }
 
@@ -339,8 +371,8 @@ class OptionSearch {
   const Plan& plan_;
   const Plan* const before_;
   const RankPlacement& placement_;
-  Rooms rooms_;
-  uint64_t held_on_device_ = 0;  // By each rank.
+  MemoryNeed most_;
+  const Deadline deadline_;
   size_t made_items_ = 0;
   bool tried_all_ = true;
   std::vector<std::string> found_;
@@ -396,14 +428,15 @@ MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
 }
 
 std::string ExplainMisfit(const Plan& plan, const RankPlacement& placement,
-                          const Rooms& rooms, const Plan* before) {
+                          const Rooms& rooms, const Deadline& deadline,
+                          const Plan* before) {
   std::string text =
       DescribeMissing(NeedOf(plan, placement, before), placement, rooms);
   if (text.empty()) return text;
   if (before != nullptr) {
     StrAppend(&text, " while the plan changes and the old one is there too");
   }
-  OptionSearch search(plan, placement, rooms, before);
+  OptionSearch search(plan, placement, rooms, deadline, before);
   std::vector<std::string> found;
   const Status searched = CatchOutOfMemory([&] {
     found = search.Find();

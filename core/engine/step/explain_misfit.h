@@ -5,10 +5,11 @@
 // after it was tried: the plan is made again with it, and its memory compared
 // with the room. Options that keep the precision of optimizer states come
 // first: offload, stages and shard groups. Results may still differ as sums of
-// gradients do (docs/numerics.md). States of 16 and 8 bits and more ranks come
-// after them.
+// gradients do (docs/numerics.md), and the text says where an option rounds
+// sums to 16 bits that the plan does not round. States of 16 and 8 bits and
+// more ranks come after them.
 //
-// Pure functions: no communicator, no clock, no device.
+// Pure functions, but for the clock of a deadline: no communicator, no device.
 
 #ifndef SHARD_CORE_ENGINE_STEP_EXPLAIN_MISFIT_H_
 #define SHARD_CORE_ENGINE_STEP_EXPLAIN_MISFIT_H_
@@ -17,6 +18,7 @@
 #include <optional>
 #include <string>
 
+#include "core/base/deadline.h"
 #include "core/base/offload.h"
 #include "core/flat/plan.h"
 
@@ -40,17 +42,20 @@ struct DeviceRoom {
   uint64_t total = 0;
 };
 
+// The memory that a plan needs, at most UINT64_MAX.
+struct MemoryNeed {
+  uint64_t device = 0;  // For one rank, in memory of the device's own.
+  uint64_t host = 0;    // For all ranks on the host.
+};
+
 // The memory that is left for a plan.
 struct Rooms {
   // For all ranks on the device; nothing: not known, or no memory of its own.
   std::optional<DeviceRoom> device;
   uint64_t host = 0;  // For all ranks on the host.
-};
-
-// The memory that a plan needs, at most UINT64_MAX.
-struct MemoryNeed {
-  uint64_t device = 0;  // For one rank, in memory of the device's own.
-  uint64_t host = 0;    // For all ranks on the host.
+  // The most that a plan may need for all ranks to have room for it, where
+  // others are known to have less.
+  std::optional<MemoryNeed> least;
 };
 
 // Returns the memory that engines of `plan` allocate. `before` is null, or the
@@ -63,9 +68,11 @@ MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
 // needed, what is there, how much is missing, and the options that make the
 // plan fit. More ranks are taken to be as many on each host and device as now.
 // `before` as for NeedOf: options are then tried in both plans. Makes some tens
-// of plans, fewer of a model with very many parameters or modules.
+// of plans, fewer of a model with very many parameters or modules. None is
+// begun after `deadline`.
 std::string ExplainMisfit(const Plan& plan, const RankPlacement& placement,
-                          const Rooms& rooms, const Plan* before = nullptr);
+                          const Rooms& rooms, const Deadline& deadline,
+                          const Plan* before = nullptr);
 
 }  // namespace shard
 

@@ -19,11 +19,36 @@ bool HasDeviceMemory(const Device& device) {
   return device.id().kind != DeviceId::Kind::kCpu;
 }
 
+// Returns the middle of the time that is left: the other half is for telling
+// the other ranks, which wait, of what was found.
+Deadline HalfOf(const Deadline& deadline) {
+  const std::chrono::duration<double> left = deadline.Remaining();
+  return Deadline::After(left.count() / 2);
+}
+
 // Returns kResourceExhausted where the plan does not fit.
 Status CheckRooms(const Plan& plan, const RankPlacement& placement,
-                  const Rooms& rooms, const Plan* before) {
-  const std::string misfit = ExplainMisfit(plan, placement, rooms, before);
+                  const Rooms& rooms, const Plan* before,
+                  const Deadline& deadline) {
+  const std::string misfit =
+      ExplainMisfit(plan, placement, rooms, HalfOf(deadline), before);
   return misfit.empty() ? Status() : ResourceExhausted(misfit);
+}
+
+// Returns the most that a plan may need for all ranks to have room for it.
+// `mine`: for one rank, here. COLLECTIVE.
+StatusOr<MemoryNeed> LeastOfRanks(Communicator* comm, std::string_view phase,
+                                  const MemoryNeed& mine,
+                                  const Deadline& deadline) {
+  std::vector<MemoryNeed> all(static_cast<size_t>(comm->world_size()));
+  SHARD_RETURN_IF_ERROR(
+      comm->AllGather(phase, &mine, sizeof(mine), all.data(), deadline));
+  MemoryNeed least = mine;
+  for (const MemoryNeed& each : all) {
+    least.device = std::min(least.device, each.device);
+    least.host = std::min(least.host, each.host);
+  }
+  return least;
 }
 
 }  // namespace
@@ -38,7 +63,8 @@ RankPlacement PlacementOf(const Communicator& comm, const Device& device) {
 }
 
 Status CheckSupported(const Plan& plan, const Communicator& comm,
-                      const Device& device, const Plan* before) {
+                      const Device& device, const Plan* before,
+                      const Deadline& deadline) {
   const PlanOptions& options = plan.options();
   if (options.world_size != comm.world_size()) {
     return InvalidArgument("the plan is for world size ", options.world_size,
@@ -48,7 +74,8 @@ Status CheckSupported(const Plan& plan, const Communicator& comm,
   // grants pages that it does not have.
   if (!HasDeviceMemory(device)) {
     SHARD_RETURN_IF_ERROR(CheckRooms(plan, PlacementOf(comm, device),
-                                     {.host = AvailableHostMemory()}, before));
+                                     {.host = AvailableHostMemory()}, before,
+                                     deadline));
   }
   // A model that trains can be saved.
   SHARD_RETURN_IF_ERROR(CheckManifestFits(plan));
@@ -70,11 +97,7 @@ Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
   if (!HasDeviceMemory(*device)) return Status();
   constexpr std::string_view kPhase = "look at the memory of devices";
   using MemoryId = decltype(MemoryRoom::id);
-  // Half of the time is left to tell the others of a device that does not work.
-  const auto look = [&] {
-    const std::chrono::duration<double> left = deadline.Remaining();
-    return device->FindMemoryRoom(Deadline::After(left.count() / 2));
-  };
+  const auto look = [&] { return device->FindMemoryRoom(HalfOf(deadline)); };
   auto room = look();
   const MemoryId mine = room.ok() ? room->id : MemoryId();
   std::vector<MemoryId> all(static_cast<size_t>(comm->world_size()));
@@ -84,18 +107,24 @@ Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
   // only a second look finds what all the others kept.
   if (room.ok()) room = look();
   Status local = room.status();
+  RankPlacement placement = PlacementOf(*comm, *device);
+  const auto ranks_on_host = static_cast<uint64_t>(placement.ranks_on_host);
+  Rooms rooms = {.host = AvailableHostMemory()};
+  MemoryNeed per_rank = {UINT64_MAX, rooms.host / ranks_on_host};
   if (local.ok()) {
     // No rank allocates before all have looked, so each must leave room for the
     // others.
-    RankPlacement placement = PlacementOf(*comm, *device);
     placement.ranks_on_device =
         static_cast<int>(std::count(all.begin(), all.end(), mine));
-    local = CheckRooms(
-        plan, placement,
-        {.device = DeviceRoom{.free = room->free, .total = room->total},
-         .host = AvailableHostMemory()},
-        before);
+    rooms.device = DeviceRoom{.free = room->free, .total = room->total};
+    per_rank.device =
+        room->free / static_cast<uint64_t>(placement.ranks_on_device);
   }
+  // One rank's error is that of all, so its options must fit everywhere.
+  SHARD_ASSIGN_OR_RETURN(rooms.least,
+                         LeastOfRanks(comm, kPhase, per_rank, deadline));
+  rooms.least->host *= ranks_on_host;
+  if (local.ok()) local = CheckRooms(plan, placement, rooms, before, deadline);
   return AgreeOnStatus(comm, kPhase, local, deadline);
 }
 

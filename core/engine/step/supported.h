@@ -33,9 +33,10 @@ RankPlacement PlacementOf(const Communicator& comm, const Device& device);
 // Returns OK where this build can step what the plan describes, `comm` has the
 // ranks that the plan is for, and a checkpoint can hold the state. Where the
 // device has no memory of its own, the host has room for NeedOf, too. `before`
-// as there. Local.
+// as there. Local; an error leaves time before `deadline` to tell other ranks.
 Status CheckSupported(const Plan& plan, const Communicator& comm,
-                      const Device& device, const Plan* before);
+                      const Device& device, const Plan* before,
+                      const Deadline& deadline);
 
 // Returns kResourceExhausted on all ranks where a device with memory of its own
 // has not enough of it for `plan`, once for each rank on it, or the host has

@@ -170,6 +170,40 @@ TEST_P(CudaMemoryTest, AnEngineThatDoesNotFitSaysWhichOptionFits) {
   });
 }
 
+// The error of the first rank has no option that the second has no room for.
+TEST_P(CudaMemoryTest, OptionsFitOnTheDevicesOfAllRanks) {
+  const auto make = [](int stage) {
+    return MakePlan({.units = 5,
+                     .world_size = 2,
+                     .stage = stage,
+                     .elements_per_unit = 40000});
+  };
+  const auto plan = make(1);
+  const size_t needed = PlannedBytes(*make(2));
+  ASSERT_LT(needed, PlannedBytes(*plan));
+  const FakeCuda fake(
+      Room{.memory_pools = GetParam(), .memory_bytes = needed}.ToOptions());
+  const auto expect_stage2 = [&](bool expected) {
+    RunThreadRanks(2, [&](const auto& comm) {
+      EngineOptions options;
+      options.opened_device = *cuda::OpenDevice(comm->rank() == 0 ? "0" : "1");
+      const auto engine = Engine::Create(plan, comm, options);
+      ExpectError(engine, StatusCode::kResourceExhausted,
+                  {"rank 0: the plan needs ", "it fits with "});
+      EXPECT_EQ(std::string(engine.status().message()).find("stage 2 (") !=
+                    std::string::npos,
+                expected)
+          << engine.status().ToString();
+    });
+  };
+  expect_stage2(true);
+  const auto device = cuda::OpenDevice("1");
+  ASSERT_OK(device);
+  const auto others = (*device)->Allocate(4096, "other work");
+  ASSERT_OK(others);
+  expect_stage2(false);
+}
+
 // The host's memory and the device's are both too small, and an error says so.
 TEST_P(CudaMemoryTest, AnEngineThatFitsNowhereSaysWhatBothNeed) {
   const FakeCuda fake(

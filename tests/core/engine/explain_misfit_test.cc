@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/deadline.h"
 #include "core/base/element_type.h"
 #include "core/base/strings.h"
 #include "core/flat/plan.h"
@@ -37,17 +38,20 @@ struct Form {
   int shard_group_size = 0;
   int frozen = 0;  // The first so many blocks.
   int64_t host_tensor = 0;
+  DType dtype = DType::kF32;
+  bool f32_grads = false;
+  bool deterministic = false;
 };
 
-// Returns a plan of 5 x 2^20 elements in f32, in 5 units: 20 MiB of parameters,
+// Returns a plan of 5 x 2^20 elements in 5 units; in f32, 20 MiB of parameters,
 // as much of gradients, and 40 MiB of AdamW's states over all ranks.
 std::shared_ptr<const Plan> PlanOf(const Form& form) {
   auto model = std::make_shared<Model>("Net");
-  EXPECT_OK(model->AddParam(kRootModule, "embed", DType::kF32, {1024, 1024}));
+  EXPECT_OK(model->AddParam(kRootModule, "embed", form.dtype, {1024, 1024}));
   for (int b = 0; b < 4; ++b) {
     const ModuleId block =
         *model->AddModule(kRootModule, std::string(1, char('a' + b)), "Block");
-    const auto weight = model->AddParam(block, "w", DType::kF32, {1024, 1024});
+    const auto weight = model->AddParam(block, "w", form.dtype, {1024, 1024});
     EXPECT_OK(weight);
     if (b < form.frozen) EXPECT_OK(model->SetTrainable(*weight, false));
   }
@@ -61,6 +65,8 @@ std::shared_ptr<const Plan> PlanOf(const Form& form) {
   options.prefetch = 0;
   options.whole_grads = form.whole_grads;
   options.shard_group_size = form.shard_group_size;
+  options.f32_grads = form.f32_grads;
+  options.deterministic = form.deterministic;
   options.wrap = *WrapPolicy::Parse(form.wrap);
   options.groups = *PlanGroups(*model, form.optimizer);
   auto plan = Plan::Create(std::move(model), std::move(options));
@@ -82,6 +88,12 @@ Rooms RoomsOf(uint64_t device, uint64_t host = kPlenty) {
           .host = host};
 }
 
+// Returns an explanation for which there is time.
+std::string Explain(const Plan& plan, const RankPlacement& placement,
+                    const Rooms& rooms, const Plan* before = nullptr) {
+  return ExplainMisfit(plan, placement, rooms, Deadline::After(3600), before);
+}
+
 // The host's memory of one rank on a GPU: staging memory of collectives, and
 // with offload that of windows: 4 threads have 2 windows each of 2^18 gradients
 // and parameters.
@@ -90,14 +102,13 @@ constexpr uint64_t kWindows = 4 * 2 * 2 * kMiB;
 
 TEST(ExplainMisfitTest, APlanThatFitsNeedsNoExplanation) {
   const auto plan = PlanOf({});
-  EXPECT_EQ(ExplainMisfit(*plan, OnGpus(), RoomsOf(80 * kMiB, kStaging)), "");
-  EXPECT_EQ(ExplainMisfit(*plan, {.shares_tensors = true}, {.host = 80 * kMiB}),
-            "");
+  EXPECT_EQ(Explain(*plan, OnGpus(), RoomsOf(80 * kMiB, kStaging)), "");
+  EXPECT_EQ(Explain(*plan, {.shares_tensors = true}, {.host = 80 * kMiB}), "");
 }
 
 TEST(ExplainMisfitTest, AllOfTheText) {
   EXPECT_EQ(
-      ExplainMisfit(*PlanOf({}), OnGpus(), RoomsOf(60 * kMiB)),
+      Explain(*PlanOf({}), OnGpus(), RoomsOf(60 * kMiB)),
       "the plan needs 80.0 MiB (83886080 bytes) on cuda:0, which has 60.0 MiB "
       "free of 100.0 MiB: 20.0 MiB are missing; it fits with device "
       "\"cuda:0?offload=states\" (40.0 MiB of the device and 60.0 MiB of the "
@@ -107,7 +118,7 @@ TEST(ExplainMisfitTest, AllOfTheText) {
 // Returns the part of an explanation that names options.
 std::string Remedy(const Form& form, const RankPlacement& placement,
                    const Rooms& rooms) {
-  const std::string text = ExplainMisfit(*PlanOf(form), placement, rooms);
+  const std::string text = Explain(*PlanOf(form), placement, rooms);
   const size_t begin = text.find("missing; ");
   const size_t end = text.find("; see shardctl plan");
   EXPECT_NE(begin, std::string::npos) << text;
@@ -141,13 +152,12 @@ TEST(ExplainMisfitTest, TheHostHasRoomForAllItsRanks) {
 TEST(ExplainMisfitTest, RanksOnADevice) {
   RankPlacement placement = OnGpus(2);
   placement.ranks_on_device = 2;
-  EXPECT_EQ(
-      ExplainMisfit(*PlanOf({.world_size = 2}), placement, RoomsOf(90 * kMiB)),
-      "the plan needs 60.0 MiB (62914560 bytes) for each of 2 ranks on "
-      "cuda:0, which has 90.0 MiB free of 100.0 MiB: 30.0 MiB are "
-      "missing; it fits with device \"cuda:0?offload=states\" (40.0 MiB "
-      "of the device for each rank and 64.0 MiB of the host)"
-      "; see shardctl plan");
+  EXPECT_EQ(Explain(*PlanOf({.world_size = 2}), placement, RoomsOf(90 * kMiB)),
+            "the plan needs 60.0 MiB (62914560 bytes) for each of 2 ranks on "
+            "cuda:0, which has 90.0 MiB free of 100.0 MiB: 30.0 MiB are "
+            "missing; it fits with device \"cuda:0?offload=states\" (40.0 MiB "
+            "of the device for each rank and 64.0 MiB of the host)"
+            "; see shardctl plan");
 }
 
 // One rank alone would have room for the parameters and gradients.
@@ -168,15 +178,14 @@ TEST(ExplainMisfitTest, OffloadThatTheHostHasNoRoomFor) {
   RankPlacement placement = OnGpus();
   placement.device = "cuda:0?offload=states&offload_threads=4";
   placement.offload = &kOffload;
-  EXPECT_EQ(
-      ExplainMisfit(*PlanOf({}), placement, RoomsOf(80 * kMiB, 50 * kMiB)),
-      "60.0 MiB of memory are needed on this host, and 50.0 MiB are "
-      "available: 10.0 MiB are missing; it fits with device \"cuda:0\" "
-      "(80.0 MiB of the device and 4.0 MiB of the host); see shardctl "
-      "plan");
+  EXPECT_EQ(Explain(*PlanOf({}), placement, RoomsOf(80 * kMiB, 50 * kMiB)),
+            "60.0 MiB of memory are needed on this host, and 50.0 MiB are "
+            "available: 10.0 MiB are missing; it fits with device \"cuda:0\" "
+            "(80.0 MiB of the device and 4.0 MiB of the host); see shardctl "
+            "plan");
   // Both are too small, with and without offload.
   const std::string both =
-      ExplainMisfit(*PlanOf({}), placement, RoomsOf(30 * kMiB, 50 * kMiB));
+      Explain(*PlanOf({}), placement, RoomsOf(30 * kMiB, 50 * kMiB));
   EXPECT_EQ(both.find("the plan needs 40.0 MiB (41943040 bytes) on cuda:0, "
                       "which has 30.0 MiB free of 100.0 MiB: 10.0 MiB are "
                       "missing; and 60.0 MiB of memory are needed on this "
@@ -300,7 +309,7 @@ TEST(ExplainMisfitTest, NothingFits) {
 TEST(ExplainMisfitTest, RanksOnAProcessor) {
   const RankPlacement placement = {.shares_tensors = true, .ranks_on_host = 4};
   const Form form = {.world_size = 4};
-  EXPECT_EQ(ExplainMisfit(*PlanOf(form), placement, {.host = 120 * kMiB}),
+  EXPECT_EQ(Explain(*PlanOf(form), placement, {.host = 120 * kMiB}),
             "140.0 MiB of memory are needed on this host, and 120.0 MiB are "
             "available: 20.0 MiB are missing; it fits with stage 2 (112.0 MiB)"
             "; see shardctl plan");
@@ -324,11 +333,74 @@ TEST(ExplainMisfitTest, NotAllIsTriedForVeryManyParameters) {
   options.groups = *PlanGroups(*model, "adamw");
   const auto plan = Plan::Create(std::move(model), std::move(options));
   ASSERT_OK(plan);
-  const std::string text =
-      ExplainMisfit(**plan, OnGpus(4), RoomsOf(4096, kStaging));
+  const std::string text = Explain(**plan, OnGpus(4), RoomsOf(4096, kStaging));
   EXPECT_NE(text.find("missing; and "), std::string::npos) << text;
   EXPECT_NE(text.find("; try a higher stage, more ranks or narrower optimizer "
                       "states; see"),
+            std::string::npos)
+      << text;
+}
+
+// The error of one rank is that of all, so an option must fit on each.
+TEST(ExplainMisfitTest, OptionsFitOnAllRanks) {
+  const Form form = {.world_size = 4};
+  Rooms rooms = RoomsOf(43 * kMiB, 4 * kStaging);
+  const std::string stage2 = "it fits with stage 2 (";
+  const std::string stage3 = "it fits with stage 3 (";
+  rooms.least = MemoryNeed{43 * kMiB, 4 * kStaging};
+  EXPECT_EQ(Remedy(form, OnGpus(4), rooms).find(stage2), 0u);
+  rooms.least = MemoryNeed{43 * kMiB - 1, 4 * kStaging};
+  EXPECT_EQ(Remedy(form, OnGpus(4), rooms).find(stage3), 0u);
+  // The states of another host's ranks have less room there.
+  rooms = RoomsOf(45 * kMiB);
+  rooms.least = MemoryNeed{45 * kMiB, 72 * kMiB};
+  EXPECT_NE(Remedy(form, OnGpus(4), rooms).find("offload=states"),
+            std::string::npos);
+  rooms.least = MemoryNeed{45 * kMiB, 72 * kMiB - 1};
+  EXPECT_EQ(Remedy(form, OnGpus(4), rooms).find(stage2), 0u);
+}
+
+// Where ranks share memory, higher stages round sums of 16 bits that lower ones
+// do not, and elsewhere each stage does so.
+TEST(ExplainMisfitTest, AnOptionThatRoundsSums) {
+  const std::string note = ", which rounds sums of gradients to bf16";
+  const RankPlacement shared = {.shares_tensors = true, .ranks_on_host = 4};
+  const auto on_host = [&](const Form& form) {
+    const Rooms rooms = {.host =
+                             NeedOf(*PlanOf(form), shared, nullptr).host - 1};
+    return Remedy(form, shared, rooms);
+  };
+  Form form = {.world_size = 4, .dtype = DType::kBF16};
+  EXPECT_EQ(on_host(form).find("it fits with stage 2" + note + " ("), 0u);
+  form.f32_grads = true;
+  EXPECT_EQ(on_host(form).find("it fits with stage 2 ("), 0u);
+  form = {.world_size = 4, .dtype = DType::kBF16, .deterministic = true};
+  EXPECT_EQ(on_host(form).find("it fits with stage 2 ("), 0u);
+  const auto on_gpus = [&](const Form& form) {
+    const RankPlacement placement = OnGpus(form.world_size);
+    const MemoryNeed need = NeedOf(*PlanOf(form), placement, nullptr);
+    return Remedy(form, placement, RoomsOf(need.device - 1, need.host));
+  };
+  EXPECT_EQ(
+      on_gpus({.world_size = 4, .dtype = DType::kBF16}).find("it fits with s"),
+      0u);
+  EXPECT_EQ(on_gpus({.world_size = 4, .dtype = DType::kBF16}).find(note),
+            std::string::npos);
+  // One rank has no sums.
+  EXPECT_EQ(on_gpus({.optimizer = "sgd", .dtype = DType::kBF16})
+                .find("it fits with 2 ranks, as many on each host and device "
+                      "as now" +
+                      note),
+            0u);
+}
+
+// No option is tried once the time is over.
+TEST(ExplainMisfitTest, NothingIsTriedAfterTheDeadline) {
+  const std::string text =
+      ExplainMisfit(*PlanOf({.world_size = 4}), OnGpus(4),
+                    RoomsOf(43 * kMiB, 4 * kStaging), Deadline::After(0));
+  EXPECT_NE(text.find(" are missing; try a higher stage, more ranks or "
+                      "narrower optimizer states; see shardctl plan"),
             std::string::npos)
       << text;
 }
@@ -342,10 +414,9 @@ TEST(ExplainMisfitTest, AChangeOfThePlan) {
   EXPECT_EQ(NeedOf(*before, OnGpus(), nullptr).device, 32 * kMiB);
   EXPECT_EQ(NeedOf(*next, OnGpus(), before.get()).device, 80 * kMiB);
   EXPECT_EQ(NeedOf(*next, OnGpus(), before.get()).host, 0u);
-  EXPECT_EQ(ExplainMisfit(*next, OnGpus(), RoomsOf(80 * kMiB, 0), before.get()),
-            "");
+  EXPECT_EQ(Explain(*next, OnGpus(), RoomsOf(80 * kMiB, 0), before.get()), "");
   const auto explain = [&](uint64_t room) {
-    return ExplainMisfit(*next, OnGpus(), RoomsOf(room), before.get());
+    return Explain(*next, OnGpus(), RoomsOf(room), before.get());
   };
   EXPECT_EQ(explain(60 * kMiB),
             "the plan needs 80.0 MiB (83886080 bytes) on cuda:0, which has "
@@ -356,7 +427,7 @@ TEST(ExplainMisfitTest, AChangeOfThePlan) {
             "device \"cuda:0?offload=states\" (64.0 MiB of the device and "
             "84.0 MiB of the host); see shardctl plan");
   // The host needs no more than the old engine holds there already.
-  EXPECT_NE(ExplainMisfit(*next, OnGpus(), RoomsOf(60 * kMiB, 0), before.get())
+  EXPECT_NE(Explain(*next, OnGpus(), RoomsOf(60 * kMiB, 0), before.get())
                 .find("an engine of its own"),
             std::string::npos);
   // 48 + 32 MiB are one short of the new plan's.

@@ -89,11 +89,25 @@ TEST(SupportedTest, AChangeOfThePlanAsksForNoHostTensors) {
   const auto plan = PlanWith(int64_t{1} << 50);
   const std::shared_ptr<Device> cpu = *OpenDevice("cpu");
   RunThreadRanks(kWorldSize, [&](const auto& comm) {
-    ExpectError(CheckSupported(*plan, *comm, *cpu, nullptr),
+    const Deadline deadline = Deadline::After(30);
+    ExpectError(CheckSupported(*plan, *comm, *cpu, nullptr, deadline),
                 StatusCode::kResourceExhausted,
                 {"of memory are needed on this host",
                  " are missing; no stage, ", "use a smaller model"});
-    EXPECT_OK(CheckSupported(*plan, *comm, *cpu, plan.get()));
+    EXPECT_OK(CheckSupported(*plan, *comm, *cpu, plan.get(), deadline));
+  });
+}
+
+// Options are not looked for where no time is left to tell the others of them.
+TEST(SupportedTest, TheSearchForOptionsEndsWithTheTime) {
+  const auto plan = PlanWith(int64_t{1} << 50);
+  const std::shared_ptr<Device> cpu = *OpenDevice("cpu");
+  RunThreadRanks(kWorldSize, [&](const auto& comm) {
+    ExpectError(
+        CheckSupported(*plan, *comm, *cpu, nullptr, Deadline::After(0)),
+        StatusCode::kResourceExhausted,
+        {" are missing; try a higher stage, more ranks or narrower optimizer "
+         "states"});
   });
 }
 
