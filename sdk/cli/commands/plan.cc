@@ -203,7 +203,20 @@ class PlanCommand {
     return {.ranks = ranks,
             .stage = stage,
             .optimizer = arguments_.optimizer,
-            .wrap = arguments_.wrap};
+            .wrap = arguments_.wrap,
+            .whole = WholeOptions()};
+  }
+
+  std::string WholeOptions() const {
+    std::string options;
+    const auto add = [&](bool is_given, const char* option) {
+      if (is_given)
+        options += (options.empty() ? "" : " ") + std::string(option);
+    };
+    add(arguments_.whole_grads, "--whole-grads");
+    add(arguments_.keep_after_forward, "--keep-after-forward");
+    add(arguments_.group_size != 0, "--group-size");
+    return options;
   }
 
   FitAdvice Advise() const {
@@ -240,9 +253,11 @@ class PlanCommand {
     options.f32_grads = arguments_.f32_grads ? 1 : 0;
     options.deterministic = arguments_.deterministic ? 1 : 0;
     // Options that only some stages have are left 0 for the others.
-    if (variant.stage >= 2)
+    const bool keeps_whole = !variant.whole.empty();
+    if (keeps_whole && variant.stage >= 2) {
       options.whole_grads = arguments_.whole_grads ? 1 : 0;
-    if (variant.stage == 3) {
+    }
+    if (keeps_whole && variant.stage == 3) {
       options.shard_group_size = arguments_.group_size;
       options.keep_after_forward = arguments_.keep_after_forward ? 1 : 0;
     }

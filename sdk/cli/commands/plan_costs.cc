@@ -70,7 +70,8 @@ std::string AdviceText(const FitAdvice& advice) {
   for (size_t i = 0; i < advice.options.size(); ++i) {
     const std::string& option = advice.options[i];
     const bool narrows = option.find("--optimizer") != std::string::npos;
-    text += (i == 0 ? " It fits with " : ", or with ") + option +
+    text += (i == 0 ? " It fits " : ", or ") +
+            std::string(option.starts_with("without") ? "" : "with ") + option +
             (narrows ? " (less precise)" : "");
   }
   return text + ".\n";

@@ -106,8 +106,12 @@ class OptionSearch {
          ++variant.stage) {
       variants.push_back(variant);
     }
+    variant.stage = 3;
+    if (!from.whole.empty()) {
+      variant.whole.clear();
+      variants.push_back(variant);
+    }
     if (from.wrap.empty()) {
-      variant.stage = 3;
       variant.wrap = "always";
       variants.push_back(variant);
     }
@@ -147,6 +151,7 @@ class OptionSearch {
     if (!fit.fits()) {
       add("--device '" + Shown(Offloaded(limits_.device)) + "'");
     }
+    if (variant.whole != nearest_.whole) add("without " + nearest_.whole);
     found_.push_back(std::move(text));
     return true;
   }
@@ -161,6 +166,7 @@ class OptionSearch {
   bool TryMoreRanks(const std::string& wrap) {
     PlanVariant most = nearest_;
     most.stage = 3;
+    most.whole.clear();
     if (!wrap.empty()) most.wrap = wrap;
     while (most.ranks <= kMostRanks / 2) {
       most.ranks *= 2;

@@ -83,11 +83,15 @@ struct PlanVariant {
   int32_t stage = 0;
   std::string optimizer;
   std::string wrap;
+  // The options of shardctl that keep whole what a stage would shard, such as
+  // "--whole-grads --group-size"; "": without them.
+  std::string whole;
 };
 
 // Returns the options of shardctl that make a plan fit where `nearest` does
-// not: those with the same results, else less precise optimizer states and more
-// ranks. `make` returns a plan, or throws Failure.
+// not: those that keep the precision of optimizer states, else narrower states
+// and more ranks. The options that are to be left out follow "without". `make`
+// returns a plan, or throws Failure.
 std::vector<std::string> FindFittingOptions(
     const PlanVariant& nearest, const MemoryLimits& limits,
     const std::function<Plan(const PlanVariant&)>& make);

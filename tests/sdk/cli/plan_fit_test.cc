@@ -75,6 +75,32 @@ TEST_F(PlanFitTest, SaysWhichUnitsFit) {
   EXPECT_TRUE(Has(result.out, "It fits with --wrap always.\n")) << result.out;
 }
 
+// Options may keep whole what the stage would shard.
+TEST_F(PlanFitTest, SaysWhichOptionsToLeaveOut) {
+  const std::vector<std::string> options = {
+      "--wrap", "class?names=Block", "--prefetch",          "0", "--ranks",
+      "4",      "--whole-grads",     "--keep-after-forward"};
+  const auto plan = [&](std::vector<std::string> more) {
+    more.insert(more.end(), options.begin(), options.end());
+    return Plan(more).out;
+  };
+  const std::string of_stage3 =
+      plan({"--stages", "3", "--group-size", "2", "--memory", "36MiB"});
+  EXPECT_TRUE(Has(of_stage3,
+                  "It fits without --whole-grads --keep-after-forward "
+                  "--group-size.\n"))
+      << of_stage3;
+  const std::string of_stage1 = plan({"--stages", "1", "--memory", "36MiB"});
+  EXPECT_TRUE(Has(of_stage1,
+                  "It fits with --stages 3 without --whole-grads "
+                  "--keep-after-forward.\n"))
+      << of_stage1;
+  const std::string of_more = plan({"--stages", "3", "--memory", "30MiB"});
+  EXPECT_TRUE(
+      Has(of_more, " --ranks 8 without --whole-grads --keep-after-forward.\n"))
+      << of_more;
+}
+
 // Without a GPU: the driver is not asked.
 TEST_F(PlanFitTest, SaysWhatFitsIntoAGpu) {
   const std::vector<std::string> device = {
