@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <utility>
 
 #include "core/base/deadline.h"
@@ -21,6 +22,22 @@ namespace {
 // The copies of a window take milliseconds, and those of a whole parameter less
 // than a second. A device that needs longer than this does not work.
 constexpr double kCopySeconds = 30;
+
+// How often a thread that waits for copies looks whether its work is still
+// wanted.
+constexpr double kLookSeconds = 0.1;
+
+// Waits for copies, but not once `ended` is set.
+Status Await(const Event& copied, const std::atomic<bool>& ended) {
+  const Deadline deadline = Deadline::After(kCopySeconds);
+  while (!ended) {
+    if (copied.Synchronize(Deadline::After(kLookSeconds)).ok() ||
+        copied.IsDone() || deadline.Expired()) {
+      return copied.Synchronize(deadline);
+    }
+  }
+  return Cancelled("the stream of an update was ended");
+}
 
 // Returns the list without what updates alone use.
 UpdateList NormsOf(const UpdateList& list) {
@@ -74,7 +91,8 @@ class HostUpdates::Lane {
   }
 
   // Updates this lane's windows of a range.
-  Status Run(size_t range, const StepBlock& block, const void* grads) {
+  Status Run(size_t range, const StepBlock& block, const void* grads,
+             const std::atomic<bool>& ended) {
     const size_t begin = first_windows_[range];
     const size_t end = range + 1 < first_windows_.size()
                            ? first_windows_[range + 1]
@@ -86,13 +104,12 @@ class HostUpdates::Lane {
     if (begin < end) fetch(begin);
     for (size_t w = begin; w < end; ++w) {
       if (w + 1 < end) fetch(w + 1);
-      SHARD_RETURN_IF_ERROR(fetched[w % kOffloadSlots].Synchronize(
-          Deadline::After(kCopySeconds)));
+      SHARD_RETURN_IF_ERROR(Await(fetched[w % kOffloadSlots], ended));
       steps_->Update(list_, w, StepBlocks::Shared(&block), nullptr);
       SHARD_RETURN_IF_ERROR(steps_->status());
       Store(w);
     }
-    return copies_->Synchronize(Deadline::After(kCopySeconds));
+    return Await(copies_->Record(), ended);
   }
 
  private:
@@ -176,12 +193,12 @@ StatusOr<std::shared_ptr<HostUpdates>> HostUpdates::Make(
   return made;
 }
 
-Status HostUpdates::Run(size_t range, const StepBlock& block,
-                        const void* grads) {
+Status HostUpdates::Run(size_t range, const StepBlock& block, const void* grads,
+                        const std::atomic<bool>& ended) {
   const size_t lanes = num_lanes_[range];
   if (block.skipped || lanes == 0) return Status();
   return ParallelFor(lanes, static_cast<int>(lanes), [&](size_t lane, int) {
-    return lanes_[lane]->Run(range, block, grads);
+    return lanes_[lane]->Run(range, block, grads, ended);
   });
 }
 

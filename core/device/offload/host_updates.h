@@ -24,6 +24,7 @@
 #ifndef SHARD_CORE_DEVICE_OFFLOAD_HOST_UPDATES_H_
 #define SHARD_CORE_DEVICE_OFFLOAD_HOST_UPDATES_H_
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -54,9 +55,11 @@ class HostUpdates {
   const UpdateList& norms() const { return norms_; }
 
   // Updates a range, whose gradients lie at `grads` on the device, and blocks
-  // until that is done. REQUIRES: the device has done all work on the range;
-  // one thread at a time.
-  Status Run(size_t range, const StepBlock& block, const void* grads);
+  // until that is done, or until soon after `ended` is set: nobody then waits
+  // for a device that hangs. REQUIRES: the device has done all work on the
+  // range; one thread at a time.
+  Status Run(size_t range, const StepBlock& block, const void* grads,
+             const std::atomic<bool>& ended);
 
  private:
   class Lane;

@@ -2,6 +2,7 @@
 
 #include "core/device/offload/offloading_device.h"
 
+#include <atomic>
 #include <cstddef>
 #include <iterator>
 #include <map>
@@ -24,6 +25,8 @@ namespace {
 class OffloadingStream final : public ForwardingStream {
  public:
   using ForwardingStream::ForwardingStream;
+  // The stream that this one forwards to waits for the update that runs.
+  ~OffloadingStream() override { *ended_ = true; }
 
   void AddToNorm(const UpdateList& list, size_t range, NormPass pass,
                  const StepBlock* block, NormSum* sum) override {
@@ -43,13 +46,13 @@ class OffloadingStream final : public ForwardingStream {
     const void* const grads = reads ? sources.data[0] : nullptr;
     stream().Call("update on the host",
                   [updates = HostUpdates::Of(list), range, block = step.host,
-                   grads]() -> Status {
+                   grads, ended = ended_]() -> Status {
                     if (grads == nullptr) {
                       return Internal(
                           "gradients of several ranks, or of another dtype "
                           "than planned");
                     }
-                    return updates->Run(range, *block, grads);
+                    return updates->Run(range, *block, grads, *ended);
                   });
   }
 
@@ -58,6 +61,10 @@ class OffloadingStream final : public ForwardingStream {
         "with offloaded optimizer states a step is work of the host, which is "
         "no part of a graph; step without one, or leave offload out");
   }
+
+ private:
+  const std::shared_ptr<std::atomic<bool>> ended_ =
+      std::make_shared<std::atomic<bool>>(false);
 };
 
 // The memory of states that is allocated. Thread-safe.

@@ -468,5 +468,40 @@ TEST_F(CudaOffloadTest, ACopyThatFailsEndsTheEngine) {
               {"CUDA_ERROR_UNKNOWN"});
 }
 
+// Threads of an update wait for copies much longer than the engine's timeout.
+TEST_F(CudaOffloadTest, AnEngineIsFreedWhoseDeviceHangsInAnUpdate) {
+  const auto plan =
+      cuda_training::MakePlan({.units = 1, .elements_per_unit = 200000});
+  EngineOptions options;
+  options.opened_device =
+      OffloadStates(*cuda::OpenDevice("0"), *OpenDevice("cpu"), kOffload);
+  options.timeout = 1;
+  auto engine = Engine::Create(plan, OpenLocal(), options);
+  ASSERT_OK(engine);
+  FillWith(engine->get(), DType::kF32);
+  WriteGrads(engine->get(), 1, 1, DType::kF32);
+  ASSERT_OK((*engine)->BeginStep(StepOptions()));
+  const FakeCounters before = Count();
+  ASSERT_OK((*engine)->MarkUnitGradsReady(1));
+  // Some windows are updated, of 800.
+  EXPECT_TRUE(
+      Eventually([&] { return CountSince(before).to_device.count >= 10; }));
+  testing::fake_cuda::Pause();
+  StepOptions step;
+  step.timeout = 0.1;
+  EXPECT_EQ((*engine)->Step(step, nullptr).code(),
+            StatusCode::kDeadlineExceeded);
+  const auto begin = std::chrono::steady_clock::now();
+  engine->reset();
+  const std::chrono::duration<double> took =
+      std::chrono::steady_clock::now() - begin;
+  EXPECT_LT(took.count(), 15);
+  // The engine's memory stays allocated, since the device may use it.
+  testing::fake_cuda::Resume();
+  testing::fake_cuda::RunAll();
+  EXPECT_EQ(testing::fake_cuda::ViolationText(), "");
+  testing::ResetWithKernels();
+}
+
 }  // namespace
 }  // namespace shard::cuda_offload_test
