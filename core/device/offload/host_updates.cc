@@ -31,10 +31,9 @@ constexpr double kLookSeconds = 0.1;
 Status Await(const Event& copied, const std::atomic<bool>& ended) {
   const Deadline deadline = Deadline::After(kCopySeconds);
   while (!ended) {
-    if (copied.Synchronize(Deadline::After(kLookSeconds)).ok() ||
-        copied.IsDone() || deadline.Expired()) {
-      return copied.Synchronize(deadline);
-    }
+    const Status status = copied.Synchronize(Deadline::After(kLookSeconds));
+    if (status.code() != StatusCode::kDeadlineExceeded) return status;
+    if (deadline.Expired()) return copied.Synchronize(deadline);
   }
   return Cancelled("the stream of an update was ended");
 }
