@@ -106,18 +106,24 @@ class Call {
 
   // Finds a stream of the current context.
   CuResult FindStream(cuda::CuStream handle, Stream** stream) const {
-    const Context* const context = current();
-    if (context == nullptr) return CuResult::kInvalidContext;
+    if (current() == nullptr) return CuResult::kInvalidContext;
+    return FindStreamOf(current_handle(), handle, stream);
+  }
+  // Finds a stream of any context.
+  CuResult FindStreamOf(Handle context_handle, cuda::CuStream handle,
+                        Stream** stream) const {
+    const auto context = fake_->contexts.find(context_handle);
+    if (context == fake_->contexts.end()) return CuResult::kInvalidContext;
     const auto value = reinterpret_cast<Handle>(handle);
     if (value <= 1) {
-      *stream = context->legacy.get();
+      *stream = context->second.legacy.get();
       return CuResult::kSuccess;
     }
     const auto found = fake_->streams.find(value);
     if (found == fake_->streams.end()) return CuResult::kInvalidHandle;
     *stream = found->second.get();
-    return (*stream)->context == current_handle() ? CuResult::kSuccess
-                                                  : CuResult::kInvalidContext;
+    return (*stream)->context == context_handle ? CuResult::kSuccess
+                                                : CuResult::kInvalidContext;
   }
 
  private:

@@ -161,6 +161,10 @@ std::vector<Handle>* CurrentContexts(const Fake& fake);
 bool Resolve(Fake* fake, const std::string& what, uintptr_t begin, size_t bytes,
              Allocation** allocation);
 
+// The same for all accesses of a kernel. Returns false where it would fault.
+bool CheckAccesses(Fake* fake, const Operation& operation,
+                   const std::vector<Access>& accesses);
+
 }  // namespace shard::testing::fake_cuda
 
 #endif  // SHARD_TESTS_FAKE_CUDA_FAKE_H_

@@ -247,6 +247,42 @@ SHARD_FAKE_CUDA_API cuda::CuResult LaunchInLibrary(
 // An object of the library's was made, 1, or destroyed, -1.
 SHARD_FAKE_CUDA_API void CountLibraryObject(int change);
 
+// The end of one attempt at an operation.
+enum class Progress {
+  kDone,
+  kMore,   // Something was done; more is left.
+  kWaits,  // For something that is not there: tried again later.
+};
+
+// A kernel of a library's that waits for more than streams, such as a
+// collective, which waits for other ranks. It holds up nothing but its streams.
+struct WaitingKernel {
+  std::string name;
+  // Need not be current.
+  cuda::CuContext context;
+  // It is in the order of all of them, and runs in the first.
+  std::vector<cuda::CuStream> streams;
+  std::vector<Access> accesses;
+  // Called when the kernel gets its place in the streams: by the launch, or by
+  // each launch of a graph. Returns a function that is called until it returns
+  // kDone, unless the work is dropped. `begin` must not call the driver.
+  std::function<std::function<Progress()>()> begin;
+};
+SHARD_FAKE_CUDA_API cuda::CuResult LaunchWaiting(const WaitingKernel& kernel);
+
+// Memory that the driver has given.
+struct Memory {
+  const void* begin;
+  size_t bytes;
+  int device;
+  bool is_pinned;
+};
+// Finds the memory in which an address lies; false: it is the host's own, or
+// freed. As the functions below this is no call of the driver, and not counted.
+SHARD_FAKE_CUDA_API bool FindMemory(const void* address, Memory* memory);
+// Returns the calling thread's current context and its device, or null.
+SHARD_FAKE_CUDA_API cuda::CuContext CurrentContext(int* device);
+
 }  // namespace shard::testing::fake_cuda
 
 #endif  // SHARD_TESTS_FAKE_CUDA_FAKE_CUDA_H_

@@ -35,17 +35,6 @@ bool CheckUse(Fake* fake, const Operation& operation, uintptr_t begin,
   return true;
 }
 
-bool CheckAccesses(Fake* fake, const Operation& operation,
-                   const std::vector<Access>& accesses) {
-  bool valid = true;
-  for (const Access& access : accesses) {
-    valid &=
-        CheckUse(fake, operation, reinterpret_cast<uintptr_t>(access.memory),
-                 access.bytes, access.writes ? Use::kWrite : Use::kRead);
-  }
-  return valid;
-}
-
 // Notes what a launch accesses. Returns false where the kernel would fault.
 bool CheckLaunch(Fake* fake, const cuda::HostKernel& kernel,
                  const std::vector<uint64_t>& args,
@@ -81,6 +70,17 @@ const cuda::HostKernel* FindKernel(const Fake& fake, const char* name) {
 }
 
 }  // namespace
+
+bool CheckAccesses(Fake* fake, const Operation& operation,
+                   const std::vector<Access>& accesses) {
+  bool valid = true;
+  for (const Access& access : accesses) {
+    valid &=
+        CheckUse(fake, operation, reinterpret_cast<uintptr_t>(access.memory),
+                 access.bytes, access.writes ? Use::kWrite : Use::kRead);
+  }
+  return valid;
+}
 
 CuResult EnterLibrary(const std::string& symbol) {
   const Call call(symbol.c_str());

@@ -163,7 +163,9 @@ void Scheduler::Drop() {
       operation->is_done = true;
       operation->after.clear();
       operation->run = nullptr;
+      operation->attempt = nullptr;
     }
+    it->is_waiting = false;
     it->pending.clear();
   }
   done_.notify_all();
@@ -196,9 +198,66 @@ Stream* Scheduler::Choose() {
   if (is_paused_) return nullptr;
   std::vector<Stream*> able;
   for (const auto& it : streams_) {
-    if (CanRun(*it)) able.push_back(it.get());
+    if (!it->is_waiting && CanRun(*it)) able.push_back(it.get());
   }
   return able.empty() ? nullptr : able[random_() % able.size()];
+}
+
+void Scheduler::NeedAttempts() {
+  std::vector<std::shared_ptr<Operation>> needed;
+  for (const auto& it : streams_) {
+    const auto last = std::find_if(
+        it->pending.rbegin(), it->pending.rend(),
+        [](const auto& operation) { return operation->attempt != nullptr; });
+    if (last != it->pending.rend()) needed.push_back(*last);
+  }
+  for (const auto& it : needed) Need(it);
+}
+
+void Scheduler::AwaitWork(std::unique_lock<std::mutex>* lock) {
+  // Other processes cannot notify this one.
+  constexpr std::chrono::microseconds kPoll(100);
+  const auto waits = [](const auto& it) { return it->is_waiting; };
+  if (is_paused_ || std::none_of(streams_.begin(), streams_.end(), waits)) {
+    work_.wait(*lock);
+    return;
+  }
+  if (is_lazy_) NeedAttempts();
+  work_.wait_for(*lock, kPoll);
+  for (const auto& it : streams_) it->is_waiting = false;
+}
+
+bool Scheduler::Run(Operation* operation, std::unique_lock<std::mutex>* lock) {
+  Progress progress = Progress::kDone;
+  const uint64_t drops = num_drops_;
+  opened_(true);
+  if (operation->attempt != nullptr) {
+    const auto attempt = operation->attempt;
+    lock->unlock();
+    progress = attempt();
+    lock->lock();
+  } else if (operation->run != nullptr) {
+    lock->unlock();
+    operation->run();
+    lock->lock();
+  }
+  opened_(false);
+  if (progress == Progress::kWaits) {
+    running_->is_waiting = true;
+  } else {
+    for (const auto& it : streams_) it->is_waiting = false;
+  }
+  return progress == Progress::kDone || num_drops_ != drops;
+}
+
+void Scheduler::PutBack(std::shared_ptr<Operation> operation) {
+  running_->pending.push_front(std::move(operation));
+  // A stream without work may have been destroyed in between.
+  if (std::find(streams_.begin(), streams_.end(), running_) == streams_.end()) {
+    streams_.push_back(running_);
+  }
+  running_ = nullptr;
+  done_.notify_all();
 }
 
 void Scheduler::Loop() {
@@ -206,38 +265,36 @@ void Scheduler::Loop() {
   for (;;) {
     Stream* const chosen = Choose();
     if (chosen == nullptr) {
-      work_.wait(lock);
+      AwaitWork(&lock);
       continue;
     }
     running_ =
         *std::find_if(streams_.begin(), streams_.end(),
                       [&](const auto& it) { return it.get() == chosen; });
-    const auto operation = std::move(chosen->pending.front());
+    auto operation = std::move(chosen->pending.front());
     chosen->pending.pop_front();
     const std::chrono::microseconds delay(
         max_delay_.count() == 0
             ? 0
             : random_() % static_cast<uint64_t>(max_delay_.count() + 1));
     const uint64_t drops = num_drops_;
-    if (++num_run_ == lose_at_) {
+    if (std::exchange(operation->is_begun, true)) {
+      // It has had its delay.
+    } else if (++num_run_ == lose_at_) {
       lost_();
     } else if (delay.count() != 0) {
       lock.unlock();
       std::this_thread::sleep_for(delay);
       lock.lock();
     }
-    if (num_drops_ == drops) {
-      opened_(true);
-      if (operation->run != nullptr) {
-        lock.unlock();
-        operation->run();
-        lock.lock();
-      }
-      opened_(false);
+    if (num_drops_ == drops && !Run(operation.get(), &lock)) {
+      PutBack(std::move(operation));
+      continue;
     }
     operation->is_done = true;
     operation->after.clear();
     operation->run = nullptr;
+    operation->attempt = nullptr;
     running_ = nullptr;
     RemoveDestroyed();
     done_.notify_all();

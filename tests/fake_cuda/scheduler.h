@@ -30,6 +30,10 @@ struct Operation {
   Actor actor;
   Clock clock;  // What happened before it, and itself.
   std::function<void()> run;
+  // Instead of `run`, for an operation that waits for something beside streams
+  // (a rank that has not come): called again and again until kDone.
+  std::function<Progress()> attempt;
+  bool is_begun = false;  // It was attempted.
   // Others that must be done first, beside those before it in its stream.
   // Empty once it is done.
   std::vector<std::shared_ptr<Operation>> after;
@@ -44,6 +48,8 @@ struct Stream {
   bool is_legacy = false;
   bool is_blocking = false;
   bool is_destroyed = false;
+  // The first operation has answered kWaits, and nothing has moved since.
+  bool is_waiting = false;
   Clock clock;
   std::shared_ptr<Operation> last;
   std::deque<std::shared_ptr<Operation>> pending;
@@ -104,6 +110,14 @@ class Scheduler {
  private:
   void Loop();
   void RemoveDestroyed();
+  // Runs an operation, or attempts it. Returns whether it has ended.
+  bool Run(Operation* operation, std::unique_lock<std::mutex>* lock);
+  // Puts an operation that has not ended back into the stream that runs.
+  void PutBack(std::shared_ptr<Operation> operation);
+  // Sleeps until there may be something to do.
+  void AwaitWork(std::unique_lock<std::mutex>* lock);
+  // Lets lazy devices come to all operations that others may wait for.
+  void NeedAttempts();
   bool CanRun(const Stream& stream) const;
   Stream* Choose();
 
