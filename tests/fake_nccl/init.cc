@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The entry points of the fake that make communicators.
+
+#include "tests/fake_nccl/init.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tests/fake_cuda/fake_cuda.h"
+
+namespace shard::testing::fake_nccl {
+
+namespace {
+
+constexpr int kSharesGpus = 23000;  // Versions take two ranks of one GPU.
+
+// Returns a device's address on the bus, as NCCL's messages have it.
+int64_t BusId(int device) { return (int64_t{device} + 1) << 12; }
+
+}  // namespace
+
+Result ReadConfig(Entry* entry, const Config* config, bool* is_blocking) {
+  if (config == nullptr) return Result::kSuccess;
+  Config known;
+  std::memcpy(&known, config, std::min(config->size, sizeof(known)));
+  if (known.magic != kConfigMagic) {
+    return entry->Fail(
+        Result::kInvalidArgument,
+        "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
+  }
+  if (known.blocking != kUndefined && known.blocking != 0 &&
+      known.blocking != 1) {
+    return entry->Fail(Result::kInvalidArgument,
+                       "Invalid config blocking attribute value " +
+                           std::to_string(known.blocking));
+  }
+  if (known.blocking != kUndefined) *is_blocking = known.blocking == 1;
+  return Result::kSuccess;
+}
+
+Result CheckDevices(Comm* comm, const std::vector<Part>& parts) {
+  State* const state = TheState();
+  Options options;
+  {
+    const std::lock_guard<std::mutex> lock(state->records_mutex);
+    options = state->options;
+  }
+  if (VersionOf(options) >= kSharesGpus) return Result::kSuccess;
+  for (int rank = 0; rank < comm->size; ++rank) {
+    const int64_t bus = parts[static_cast<size_t>(rank)].values[0];
+    if (rank == comm->rank || bus != BusId(comm->device)) continue;
+    char text[160];
+    std::snprintf(
+        text, sizeof(text),
+        "Duplicate GPU detected : rank %d and rank %d both on CUDA device %llx",
+        comm->rank, rank, static_cast<unsigned long long>(bus));
+    state->SetLastError(text);
+    comm->error_text = text;
+    return Result::kInvalidUsage;
+  }
+  return Result::kSuccess;
+}
+
+Job MeetJob(const std::shared_ptr<Comm>& comm) {
+  return [comm, begun = std::make_shared<bool>(false)]() {
+    State* const state = TheState();
+    if (!*begun) {
+      if (state->IsDead(*comm)) return Result::kInProgress;
+      *begun = true;
+      comm->segment = Segment::Open(comm->name);
+      if (comm->segment == nullptr) {
+        state->SetLastError("no shared memory");
+        return Result::kSystemError;
+      }
+      if (!comm->segment->AgreeOnRanks(comm->size)) {
+        state->Add(ViolationKind::kMismatch,
+                   comm->Describe() +
+                       " meets ranks that expect another number of ranks");
+        return Result::kInvalidArgument;
+      }
+      comm->segment->Announce(
+          ++comm->rounds, comm->rank,
+          {RoundKind::kInit, {BusId(comm->device), comm->world_rank}});
+    }
+    const std::vector<Part> parts =
+        comm->segment->Round(comm->rounds, comm->size);
+    if (parts.empty()) return Result::kInProgress;
+    comm->segment->Unlink();
+    return CheckDevices(comm.get(), parts);
+  };
+}
+
+std::vector<Part> AwaitRound(Comm* comm, RoundKind kind) {
+  static constexpr const char* kCalls[] = {"ncclCommInitRank", "ncclCommSplit",
+                                           "ncclCommFinalize",
+                                           "ncclCommWindowRegister"};
+  if (comm->is_mismatched) return {};
+  const std::vector<Part> parts =
+      comm->segment->Round(comm->rounds, comm->size);
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    if (parts[rank].kind == kind) continue;
+    comm->is_mismatched = true;
+    TheState()->Add(ViolationKind::kMismatch,
+                    comm->Describe() + " is in " +
+                        kCalls[static_cast<size_t>(kind)] + ", but rank " +
+                        std::to_string(rank) + " in " +
+                        kCalls[static_cast<size_t>(parts[rank].kind)]);
+    return {};
+  }
+  return parts;
+}
+
+namespace {
+
+Result Init(Entry* entry, Comm** made, int nranks, const UniqueId& id, int rank,
+            const Config* config) {
+  if (made == nullptr) {
+    return entry->Fail(Result::kInvalidArgument,
+                       "CommInitRank : comm argument is NULL");
+  }
+  *made = nullptr;
+  if (nranks < 1 || rank < 0 || rank >= nranks) {
+    return entry->Fail(Result::kInvalidArgument,
+                       "Invalid rank requested : " + std::to_string(rank) +
+                           "/" + std::to_string(nranks));
+  }
+  if (nranks > Segment::kMaxRanks) {
+    return entry->Fail(Result::kInternalError,
+                       "the fake has at most " +
+                           std::to_string(Segment::kMaxRanks) + " ranks");
+  }
+  if (std::memchr(id.internal, '\0', sizeof(id.internal)) == nullptr ||
+      id.internal[0] != '/') {
+    return entry->Fail(Result::kInvalidArgument,
+                       "CommInitRank : commId is none of ncclGetUniqueId");
+  }
+  int device = -1;
+  const cuda::CuContext context = fake_cuda::CurrentContext(&device);
+  if (context == nullptr) {
+    return entry->Fail(Result::kUnhandledCudaError,
+                       "Cuda failure 'invalid device context'");
+  }
+  bool is_blocking = true;
+  if (const Result wrong = ReadConfig(entry, config, &is_blocking);
+      wrong != Result::kSuccess) {
+    return wrong;
+  }
+  const std::shared_ptr<Comm> comm = MakeComm(entry->state());
+  comm->name = id.internal;
+  comm->rank = rank;
+  comm->world_rank = rank;
+  comm->size = nranks;
+  comm->device = device;
+  comm->context = context;
+  comm->is_blocking = is_blocking;
+  Publish(entry->state(), comm);
+  CallRecord* const record = entry->record();
+  record->comm = comm->id;
+  record->rank = rank;
+  record->size = nranks;
+  *made = comm.get();
+  const Result result =
+      entry->Begin(comm, entry->options().polls.init, MeetJob(comm));
+  if (result == Result::kSuccess || result == Result::kInProgress) {
+    return result;
+  }
+  // A caller that is told of the failure has nothing to destroy.
+  Stop(comm.get());
+  End(comm.get(), "an ncclCommInitRank that has failed");
+  *made = nullptr;
+  return entry->Return(result);
+}
+
+// Returns the keys and ranks of a color, in the order of the new ranks.
+std::vector<std::tuple<int64_t, int>> RanksOfColor(
+    const std::vector<Part>& parts, int64_t color) {
+  std::vector<std::tuple<int64_t, int>> ranks;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].values[0] != color) continue;
+    ranks.emplace_back(parts[i].values[1], static_cast<int>(i));
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+// Meets all ranks of the parent, and then those of the new communicator.
+Job SplitJob(const std::shared_ptr<Comm>& parent,
+             const std::shared_ptr<Comm>& child, int color, int key,
+             Comm** made) {
+  struct Progress {
+    bool begun = false;
+    Job meet;
+  };
+  return [=, progress = std::make_shared<Progress>()]() {
+    State* const state = TheState();
+    if (!progress->begun) {
+      if (state->IsDead(*parent)) return Result::kInProgress;
+      progress->begun = true;
+      parent->segment->Announce(++parent->rounds, parent->rank,
+                                {RoundKind::kSplit, {color, key}});
+    }
+    if (progress->meet == nullptr) {
+      const std::vector<Part> parts =
+          AwaitRound(parent.get(), RoundKind::kSplit);
+      if (parts.empty()) return Result::kInProgress;
+      if (color == kNoColor) return Result::kSuccess;
+      const auto ranks = RanksOfColor(parts, color);
+      child->size = static_cast<int>(ranks.size());
+      child->rank = static_cast<int>(
+          std::find(ranks.begin(), ranks.end(),
+                    std::tuple<int64_t, int>(key, parent->rank)) -
+          ranks.begin());
+      progress->meet = MeetJob(child);
+    }
+    const Result result = progress->meet();
+    if (result == Result::kSuccess) {
+      Publish(state, child);
+      *made = child.get();
+    }
+    return result;
+  };
+}
+
+}  // namespace
+
+Result ncclGetVersion(int* version) {
+  SHARD_FAKE_NCCL_ENTER_FREE(ncclGetVersion);
+  if (version == nullptr) return entry.Return(Result::kInvalidArgument);
+  *version = VersionOf(entry.options());
+  return entry.Return(Result::kSuccess);
+}
+
+Result ncclGetUniqueId(UniqueId* id) {
+  SHARD_FAKE_NCCL_ENTER_FREE(ncclGetUniqueId);
+  if (id == nullptr) return entry.Return(Result::kInvalidArgument);
+  unsigned long long word = 0;
+  if (getrandom(&word, sizeof(word), 0) != sizeof(word)) {
+    return entry.Return(Result::kSystemError);
+  }
+  std::memset(id, 0, sizeof(*id));
+  std::snprintf(id->internal, sizeof(id->internal), "/shard_fake_nccl.%016llx",
+                word);
+  return entry.Return(Result::kSuccess);
+}
+
+Result ncclCommInitRank(Comm** comm, int nranks, UniqueId id, int rank) {
+  SHARD_FAKE_NCCL_ENTER_FREE(ncclCommInitRank);
+  return Init(&entry, comm, nranks, id, rank, nullptr);
+}
+
+Result ncclCommInitRankConfig(Comm** comm, int nranks, UniqueId id, int rank,
+                              Config* config) {
+  SHARD_FAKE_NCCL_ENTER_FREE(ncclCommInitRankConfig);
+  return Init(&entry, comm, nranks, id, rank, config);
+}
+
+Result ncclCommSplit(Comm* comm, int color, int key, Comm** made,
+                     Config* config) {
+  SHARD_FAKE_NCCL_ENTER(ncclCommSplit, comm);
+  SHARD_FAKE_NCCL_READY();
+  if (made == nullptr || (color < 0 && color != kNoColor)) {
+    return entry.Fail(Result::kInvalidArgument,
+                      "ncclCommSplit : invalid color or newcomm");
+  }
+  *made = nullptr;
+  const std::shared_ptr<Comm>& parent = entry.comm();
+  entry.CheckContext(*parent);
+  bool is_blocking = parent->is_blocking;
+  if (const Result wrong = ReadConfig(&entry, config, &is_blocking);
+      wrong != Result::kSuccess) {
+    return wrong;
+  }
+  const uint64_t split = ++parent->splits;
+  const std::shared_ptr<Comm> child = MakeComm(entry.state());
+  child->name =
+      parent->name + "." + std::to_string(split) + "." + std::to_string(color);
+  child->world_rank = parent->world_rank;
+  child->device = parent->device;
+  child->context = parent->context;
+  child->is_blocking = is_blocking;
+  return entry.Begin(parent, entry.options().polls.split,
+                     SplitJob(parent, child, color, key, made));
+}
+
+}  // namespace shard::testing::fake_nccl

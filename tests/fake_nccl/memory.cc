@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The entry points of the fake for memory that is registered.
+
+#include <algorithm>
+#include <string>
+
+#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/fake_nccl/entry.h"
+#include "tests/fake_nccl/init.h"
+
+// Of the fake driver, which exports them.
+namespace shard::cuda {
+extern "C" {
+CuResult cuMemAlloc_v2(CuPointer* memory, size_t bytes);
+CuResult cuMemFree_v2(CuPointer memory);
+}
+}  // namespace shard::cuda
+
+namespace shard::testing::fake_nccl {
+
+namespace {
+
+const void* HandleOf(uint64_t number) {
+  return reinterpret_cast<const void*>(number * 16);
+}
+
+// Registers memory of a communicator, under a new handle.
+const void* Register(State* state, Comm* comm, const void* memory,
+                     size_t bytes) {
+  const void* const handle = HandleOf(++state->last_window);
+  comm->registrations[handle] = {memory, bytes};
+  return handle;
+}
+
+// Fails unless [memory, memory + bytes) is of the communicator's device.
+Result CheckMemory(Entry* entry, const void* memory, size_t bytes) {
+  const Comm& comm = *entry->comm();
+  fake_cuda::Memory found = {};
+  const bool valid = fake_cuda::FindMemory(memory, &found) &&
+                     !found.is_pinned && found.device == comm.device &&
+                     static_cast<const char*>(memory) + bytes <=
+                         static_cast<const char*>(found.begin) + found.bytes;
+  if (valid) return Result::kSuccess;
+  const std::string text = entry->record()->symbol + " of " + comm.Describe() +
+                           " is given no memory of device " +
+                           std::to_string(comm.device);
+  entry->state()->Add(ViolationKind::kNotDeviceMemory, text);
+  return entry->Fail(Result::kInvalidArgument, text);
+}
+
+Result Deregister(Entry* entry, const void* handle) {
+  if (entry->CheckReady() != Result::kSuccess) return entry->result();
+  if (entry->comm()->registrations.erase(handle) != 0) {
+    return entry->Return(Result::kSuccess);
+  }
+  return entry->Fail(Result::kInvalidArgument,
+                     entry->record()->symbol + " : the handle is not known");
+}
+
+// All ranks register a window together.
+Job WindowJob(const std::shared_ptr<Comm>& comm, const void* memory,
+              size_t bytes, Window** made) {
+  return [=, begun = std::make_shared<bool>(false)]() {
+    State* const state = TheState();
+    if (!*begun) {
+      if (state->IsDead(*comm)) return Result::kInProgress;
+      *begun = true;
+      comm->segment->Announce(
+          ++comm->rounds, comm->rank,
+          {RoundKind::kWindow, {static_cast<int64_t>(bytes), 0}});
+    }
+    if (AwaitRound(comm.get(), RoundKind::kWindow).empty()) {
+      return Result::kInProgress;
+    }
+    *made = static_cast<Window*>(
+        const_cast<void*>(Register(state, comm.get(), memory, bytes)));
+    return Result::kSuccess;
+  };
+}
+
+}  // namespace
+
+Result ncclMemAlloc(void** memory, size_t bytes) {
+  Entry entry("ncclMemAlloc", nullptr, false, 21900);
+  if (!entry.ok()) return entry.result();
+  if (memory == nullptr || bytes == 0) {
+    return entry.Return(Result::kInvalidArgument);
+  }
+  cuda::CuPointer made = 0;
+  if (cuda::cuMemAlloc_v2(&made, bytes) != cuda::CuResult::kSuccess) {
+    return entry.Fail(
+        Result::kUnhandledCudaError,
+        "Cuda failure in ncclMemAlloc of " + std::to_string(bytes) + " bytes");
+  }
+  *memory = reinterpret_cast<void*>(made);
+  entry.state()->allocations.insert(*memory);
+  return entry.Return(Result::kSuccess);
+}
+
+Result ncclMemFree(void* memory) {
+  Entry entry("ncclMemFree", nullptr, false, 21900);
+  if (!entry.ok()) return entry.result();
+  State* const state = entry.state();
+  if (state->allocations.erase(memory) == 0) {
+    return entry.Fail(Result::kInvalidArgument,
+                      "ncclMemFree of memory that ncclMemAlloc has not given");
+  }
+  if (state->IsRegistered(memory)) {
+    state->Add(ViolationKind::kRegistered,
+               "ncclMemFree of memory that is registered");
+  }
+  // The driver waits for kernels, which wait for launches of other ranks.
+  entry.Unlock();
+  if (cuda::cuMemFree_v2(reinterpret_cast<cuda::CuPointer>(memory)) !=
+      cuda::CuResult::kSuccess) {
+    return entry.Fail(Result::kUnhandledCudaError,
+                      "Cuda failure in ncclMemFree");
+  }
+  return entry.Return(Result::kSuccess);
+}
+
+Result ncclCommRegister(const Comm* comm, void* memory, size_t bytes,
+                        void** handle) {
+  SHARD_FAKE_NCCL_ENTER_SINCE(ncclCommRegister, 21900, comm);
+  SHARD_FAKE_NCCL_READY();
+  if (handle == nullptr) return entry.Return(Result::kInvalidArgument);
+  if (CheckMemory(&entry, memory, bytes) != Result::kSuccess) {
+    return entry.result();
+  }
+  *handle = const_cast<void*>(
+      Register(entry.state(), entry.comm().get(), memory, bytes));
+  return entry.Return(Result::kSuccess);
+}
+
+Result ncclCommDeregister(const Comm* comm, void* handle) {
+  SHARD_FAKE_NCCL_ENTER_SINCE(ncclCommDeregister, 21900, comm);
+  return Deregister(&entry, handle);
+}
+
+Result ncclCommWindowRegister(Comm* comm, void* memory, size_t bytes,
+                              Window** made, int /*flags*/) {
+  SHARD_FAKE_NCCL_ENTER_SINCE(ncclCommWindowRegister, 22700, comm);
+  SHARD_FAKE_NCCL_READY();
+  if (made == nullptr) return entry.Return(Result::kInvalidArgument);
+  *made = nullptr;
+  entry.CheckContext(*entry.comm());
+  if (CheckMemory(&entry, memory, bytes) != Result::kSuccess) {
+    return entry.result();
+  }
+  if (reinterpret_cast<uintptr_t>(memory) % kWindowAlignment != 0) {
+    return entry.Fail(Result::kInvalidArgument,
+                      "Window address must be 4096 byte aligned");
+  }
+  return entry.Begin(entry.comm(), entry.options().polls.window,
+                     WindowJob(entry.comm(), memory, bytes, made));
+}
+
+Result ncclCommWindowDeregister(Comm* comm, Window* window) {
+  SHARD_FAKE_NCCL_ENTER_SINCE(ncclCommWindowDeregister, 22700, comm);
+  return Deregister(&entry, window);
+}
+
+}  // namespace shard::testing::fake_nccl

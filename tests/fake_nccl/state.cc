@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/fake_nccl/state.h"
+
+namespace shard::testing::fake_nccl {
+
+State* TheState() {
+  static auto* const state = new State();
+  return state;
+}
+
+int VersionOf(const Options& options) {
+  return options.version == 0 ? SHARD_FAKE_NCCL_VERSION : options.version;
+}
+
+std::shared_ptr<Comm> State::Find(const Comm* handle) {
+  const std::lock_guard<std::mutex> lock(records_mutex);
+  const auto found = comms.find(handle);
+  return found == comms.end() ? nullptr : found->second;
+}
+
+void State::Add(ViolationKind kind, const std::string& text) {
+  const std::lock_guard<std::mutex> lock(records_mutex);
+  violations.push_back({kind, text});
+}
+
+bool State::Meets(FaultKind kind, const Comm* comm, const std::string& symbol,
+                  Result* result) {
+  const std::lock_guard<std::mutex> lock(records_mutex);
+  bool meets = false;
+  for (Fault& it : faults) {
+    if (it.kind != kind || it.left == 0) continue;
+    if (!it.symbol.empty() && it.symbol != symbol) continue;
+    if (comm != nullptr && !comm->Is(it.target)) continue;
+    if (--it.left != 0) continue;
+    meets = true;
+    *result = it.result;
+  }
+  return meets;
+}
+
+bool State::IsDead(const Comm& comm) {
+  const std::lock_guard<std::mutex> lock(records_mutex);
+  return dead.count(comm.world_rank) != 0;
+}
+
+void State::CountLaunch(const Comm& comm) {
+  const std::lock_guard<std::mutex> lock(records_mutex);
+  ++counts[&comm].launches;
+}
+
+void State::CountEnd(const Comm& comm) {
+  const std::lock_guard<std::mutex> lock(records_mutex);
+  ++counts[&comm].ended;
+}
+
+bool State::IsRegistered(const void* memory) {
+  const std::lock_guard<std::mutex> lock(records_mutex);
+  for (const auto& [handle, comm] : comms) {
+    for (const auto& [registration, it] : comm->registrations) {
+      if (it.first == memory) return true;
+    }
+  }
+  return false;
+}
+
+void State::SetLastError(const std::string& text) {
+  const std::lock_guard<std::mutex> lock(records_mutex);
+  last_error = text;
+}
+
+}  // namespace shard::testing::fake_nccl

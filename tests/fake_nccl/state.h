@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The state of the fake in a process, which its entry points, its kernels and
+// its control share.
+
+#ifndef SHARD_TESTS_FAKE_NCCL_STATE_H_
+#define SHARD_TESTS_FAKE_NCCL_STATE_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/fake_nccl/comm.h"
+#include "tests/fake_nccl/fake_nccl.h"
+
+namespace shard::testing::fake_nccl {
+
+enum class FaultKind { kCall, kStuck, kAsync, kSwap };
+
+struct Fault {
+  FaultKind kind;
+  Target target;
+  uint64_t left;  // Events until then; 0: it has come.
+  Result result = Result::kSuccess;
+  std::string symbol;  // Of kCall; "": any.
+};
+
+struct State {
+  // Finds the communicator of a handle, or null.
+  std::shared_ptr<Comm> Find(const Comm* handle);
+  void Add(ViolationKind kind, const std::string& text);
+  // Counts an event that faults of a kind are about. Returns whether one comes
+  // with it, and its result.
+  bool Meets(FaultKind kind, const Comm* comm, const std::string& symbol,
+             Result* result);
+  bool IsDead(const Comm& comm);
+  void CountLaunch(const Comm& comm);
+  void CountEnd(const Comm& comm);
+  // Whether memory that begins there is registered. REQUIRES: `mutex` is held.
+  bool IsRegistered(const void* memory);
+  void SetLastError(const std::string& text);
+
+  // Held by entry points, but while they wait.
+  std::mutex mutex;
+  // GUARDED_BY(mutex):
+  std::set<const void*> allocations;
+  uint64_t last_window = 0;
+
+  // Never held while the driver or a function of another file is called.
+  std::mutex records_mutex;
+  // GUARDED_BY(records_mutex):
+  Options options;
+  std::map<const Comm*, std::shared_ptr<Comm>> comms;
+  std::vector<Fault> faults;
+  std::set<int> dead;
+  bool hang_aborts = false;
+  std::vector<Violation> violations;
+  std::vector<CallRecord> log;
+  std::map<const Comm*, Counts> counts;  // Null: calls without a communicator.
+  std::string last_error;
+  uint64_t last_id = 0;
+
+  std::atomic<uint64_t> generation = 0;  // Of Resets.
+};
+
+// Returns the state of the process, which is never destroyed.
+State* TheState();
+
+// The version of the library, 22809 for 2.28.9.
+#ifndef SHARD_FAKE_NCCL_VERSION
+#define SHARD_FAKE_NCCL_VERSION 22809
+#endif
+int VersionOf(const Options& options);
+
+}  // namespace shard::testing::fake_nccl
+
+#endif  // SHARD_TESTS_FAKE_NCCL_STATE_H_
