@@ -24,7 +24,9 @@
 namespace shard::testing::fake_nccl {
 
 // The work of a call that waits for other ranks: called again and again until
-// it no longer returns kInProgress.
+// it no longer returns kInProgress. Where it waits, its first call only tells
+// the others that this rank has come: no result is stored before the caller
+// polls.
 using Job = std::function<Result()>;
 
 struct Comm {

@@ -39,6 +39,7 @@ void Reset(const Options& options) {
   const Lock lock(state->mutex);
   const Lock records(state->records_mutex);
   state->allocations.clear();
+  state->used_ids.clear();
   state->options = options;
   for (const auto& [handle, comm] : state->comms) {
     comm->is_stopped = true;

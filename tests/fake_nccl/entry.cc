@@ -124,7 +124,8 @@ Result Entry::Begin(const std::shared_ptr<Comm>& comm, int polls,
 Result Entry::BeginNow(const std::shared_ptr<Comm>& comm, int polls,
                        const Job& job) {
   if (comm->is_blocking) return Return(Wait({comm}, {job}));
-  const Result result = job();
+  Result result = job();
+  if (result == Result::kInProgress && polls == 0) result = job();
   if (result != Result::kInProgress && polls == 0) {
     comm->result = result;
     return Return(result);

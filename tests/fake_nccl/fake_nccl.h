@@ -155,7 +155,8 @@ SHARD_FAKE_NCCL_API std::vector<CallRecord> Log();
 
 enum class ViolationKind {
   kConcurrent,       // Two threads are in calls on one communicator.
-  kAfterEnd,         // A communicator is used after its abort or destruction.
+  kAfterEnd,         // A communicator is used after its abort or destruction,
+                     // or a unique id for another communicator.
   kNotDeviceMemory,  // A pointer is not to memory of the communicator's device.
   kMismatch,         // Ranks call different operations.
   kWrongContext,  // Another context is current than that of the communicator.

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "tests/fake_cuda/fake_cuda.h"
@@ -88,11 +87,13 @@ Job MeetJob(const std::shared_ptr<Comm>& comm) {
       comm->segment->Announce(
           ++comm->rounds, comm->rank,
           {RoundKind::kInit, {BusId(comm->device), comm->world_rank}});
+      return Result::kInProgress;
     }
     const std::vector<Part> parts =
         comm->segment->Round(comm->rounds, comm->size);
     if (parts.empty()) return Result::kInProgress;
     comm->segment->Unlink();
+    state->used_ids.insert({comm->name, comm->rank});
     return CheckDevices(comm.get(), parts);
   };
 }
@@ -141,6 +142,12 @@ Result Init(Entry* entry, Comm** made, int nranks, const UniqueId& id, int rank,
     return entry->Fail(Result::kInvalidArgument,
                        "CommInitRank : commId is none of ncclGetUniqueId");
   }
+  if (entry->state()->used_ids.count({id.internal, rank}) != 0) {
+    entry->state()->Add(ViolationKind::kAfterEnd,
+                        "rank " + std::to_string(rank) + " of " +
+                            std::to_string(nranks) + " uses a unique id again");
+    return entry->Fail(Result::kInvalidUsage, "the unique id was used before");
+  }
   int device = -1;
   const cuda::CuContext context = fake_cuda::CurrentContext(&device);
   if (context == nullptr) {
@@ -178,56 +185,6 @@ Result Init(Entry* entry, Comm** made, int nranks, const UniqueId& id, int rank,
   return entry->Return(result);
 }
 
-// Returns the keys and ranks of a color, in the order of the new ranks.
-std::vector<std::tuple<int64_t, int>> RanksOfColor(
-    const std::vector<Part>& parts, int64_t color) {
-  std::vector<std::tuple<int64_t, int>> ranks;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i].values[0] != color) continue;
-    ranks.emplace_back(parts[i].values[1], static_cast<int>(i));
-  }
-  std::sort(ranks.begin(), ranks.end());
-  return ranks;
-}
-
-// Meets all ranks of the parent, and then those of the new communicator.
-Job SplitJob(const std::shared_ptr<Comm>& parent,
-             const std::shared_ptr<Comm>& child, int color, int key,
-             Comm** made) {
-  struct Progress {
-    bool begun = false;
-    Job meet;
-  };
-  return [=, progress = std::make_shared<Progress>()]() {
-    State* const state = TheState();
-    if (!progress->begun) {
-      if (state->IsDead(*parent)) return Result::kInProgress;
-      progress->begun = true;
-      parent->segment->Announce(++parent->rounds, parent->rank,
-                                {RoundKind::kSplit, {color, key}});
-    }
-    if (progress->meet == nullptr) {
-      const std::vector<Part> parts =
-          AwaitRound(parent.get(), RoundKind::kSplit);
-      if (parts.empty()) return Result::kInProgress;
-      if (color == kNoColor) return Result::kSuccess;
-      const auto ranks = RanksOfColor(parts, color);
-      child->size = static_cast<int>(ranks.size());
-      child->rank = static_cast<int>(
-          std::find(ranks.begin(), ranks.end(),
-                    std::tuple<int64_t, int>(key, parent->rank)) -
-          ranks.begin());
-      progress->meet = MeetJob(child);
-    }
-    const Result result = progress->meet();
-    if (result == Result::kSuccess) {
-      Publish(state, child);
-      *made = child.get();
-    }
-    return result;
-  };
-}
-
 }  // namespace
 
 Result ncclGetVersion(int* version) {
@@ -259,34 +216,6 @@ Result ncclCommInitRankConfig(Comm** comm, int nranks, UniqueId id, int rank,
                               Config* config) {
   SHARD_FAKE_NCCL_ENTER_FREE(ncclCommInitRankConfig);
   return Init(&entry, comm, nranks, id, rank, config);
-}
-
-Result ncclCommSplit(Comm* comm, int color, int key, Comm** made,
-                     Config* config) {
-  SHARD_FAKE_NCCL_ENTER(ncclCommSplit, comm);
-  SHARD_FAKE_NCCL_READY();
-  if (made == nullptr || (color < 0 && color != kNoColor)) {
-    return entry.Fail(Result::kInvalidArgument,
-                      "ncclCommSplit : invalid color or newcomm");
-  }
-  *made = nullptr;
-  const std::shared_ptr<Comm>& parent = entry.comm();
-  entry.CheckContext(*parent);
-  bool is_blocking = parent->is_blocking;
-  if (const Result wrong = ReadConfig(&entry, config, &is_blocking);
-      wrong != Result::kSuccess) {
-    return wrong;
-  }
-  const uint64_t split = ++parent->splits;
-  const std::shared_ptr<Comm> child = MakeComm(entry.state());
-  child->name =
-      parent->name + "." + std::to_string(split) + "." + std::to_string(color);
-  child->world_rank = parent->world_rank;
-  child->device = parent->device;
-  child->context = parent->context;
-  child->is_blocking = is_blocking;
-  return entry.Begin(parent, entry.options().polls.split,
-                     SplitJob(parent, child, color, key, made));
 }
 
 }  // namespace shard::testing::fake_nccl

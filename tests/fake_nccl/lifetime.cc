@@ -23,6 +23,7 @@ Job FinalizeJob(const std::shared_ptr<Comm>& comm) {
       *begun = true;
       comm->segment->Announce(++comm->rounds, comm->rank,
                               {RoundKind::kFinalize, {}});
+      return Result::kInProgress;
     }
     if (AwaitRound(comm.get(), RoundKind::kFinalize).empty()) {
       return Result::kInProgress;
@@ -109,6 +110,7 @@ Result ncclCommRevoke(Comm* comm, int flags) {
   Stop(it.get());
   it->is_revoked = true;
   it->held_launch = nullptr;
+  it->async_error = Result::kSuccess;
   it->result = Result::kSuccess;
   return entry.Begin(it, entry.options().polls.finalize,
                      [] { return Result::kSuccess; });

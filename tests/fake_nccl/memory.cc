@@ -69,6 +69,7 @@ Job WindowJob(const std::shared_ptr<Comm>& comm, const void* memory,
       comm->segment->Announce(
           ++comm->rounds, comm->rank,
           {RoundKind::kWindow, {static_cast<int64_t>(bytes), 0}});
+      return Result::kInProgress;
     }
     if (AwaitRound(comm.get(), RoundKind::kWindow).empty()) {
       return Result::kInProgress;

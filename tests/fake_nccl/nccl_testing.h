@@ -56,7 +56,8 @@ class Rank {
     for (const CuEvent it : events_) api_.EventDestroy(it);
     for (const CuStream it : streams_) api_.StreamDestroy(it);
     api_.StreamDestroy(stream_);
-    PopCurrent();
+    CuContext popped = nullptr;
+    api_.CtxPopCurrent(&popped);  // Fails where the device is lost.
     api_.DevicePrimaryCtxRelease(device_);
   }
   Rank(const Rank&) = delete;
@@ -80,10 +81,12 @@ class Rank {
   // Polls until a communicator is no longer in progress.
   static Result Await(Comm* comm) {
     Result result = Result::kInProgress;
+    Result called = Result::kSuccess;
     EXPECT_TRUE(ComesTrue([&] {
-      EXPECT_NCCL(ncclCommGetAsyncError(comm, &result));
-      return result != Result::kInProgress;
+      called = ncclCommGetAsyncError(comm, &result);
+      return called != Result::kSuccess || result != Result::kInProgress;
     }));
+    EXPECT_NCCL(called);
     return result;
   }
   // Makes a communicator of all ranks.
@@ -158,6 +161,12 @@ class Rank {
   std::vector<CuPointer> memory_;
 };
 
+inline UniqueId NewId() {
+  UniqueId id = {};
+  EXPECT_NCCL(ncclGetUniqueId(&id));
+  return id;
+}
+
 class NcclTest : public ::testing::Test {
  protected:
   static constexpr int kDevices = 4;
@@ -172,7 +181,7 @@ class NcclTest : public ::testing::Test {
   void Begin(const Options& options = {}, fake_cuda::Options cuda = {}) {
     cuda.devices = kDevices;
     ResetWithNccl(cuda, options);
-    EXPECT_NCCL(ncclGetUniqueId(&id_));
+    id_ = NewId();
   }
   // Runs ranks as threads, each on a device of its own.
   static void Run(int nranks, const std::function<void(Rank*)>& body) {

@@ -32,13 +32,26 @@ void Channel::Read(void* to, size_t bytes) {
   read_ += bytes;
 }
 
+namespace {
+
+// A process has one mapping of a segment, because the thread sanitizer knows
+// addresses.
+struct OpenSegments {
+  std::mutex mutex;
+  std::map<std::string, std::weak_ptr<Segment>> by_name;
+};
+
+OpenSegments* TheOpenSegments() {
+  static auto* const open = new OpenSegments();
+  return open;
+}
+
+}  // namespace
+
 std::shared_ptr<Segment> Segment::Open(const std::string& name) {
-  // One mapping in a process, because the thread sanitizer knows addresses.
-  static auto* const mutex = new std::mutex();
-  static auto* const open = new std::map<std::string, std::weak_ptr<Segment>>();
-  const std::lock_guard<std::mutex> lock(*mutex);
-  std::erase_if(*open, [](const auto& it) { return it.second.expired(); });
-  std::shared_ptr<Segment> segment = (*open)[name].lock();
+  OpenSegments* const open = TheOpenSegments();
+  const std::lock_guard<std::mutex> lock(open->mutex);
+  std::shared_ptr<Segment> segment = open->by_name[name].lock();
   if (segment != nullptr) return segment;
   const int file = shm_open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0) return nullptr;
@@ -50,7 +63,7 @@ std::shared_ptr<Segment> Segment::Open(const std::string& name) {
   close(file);
   if (memory == MAP_FAILED) return nullptr;
   segment.reset(new Segment(name, memory));
-  (*open)[name] = segment;
+  open->by_name[name] = segment;
   return segment;
 }
 
@@ -63,7 +76,11 @@ Segment::~Segment() {
 }
 
 void Segment::Unlink() {
-  if (!is_unlinked_.exchange(true)) shm_unlink(name_.c_str());
+  if (is_unlinked_.exchange(true)) return;
+  shm_unlink(name_.c_str());
+  OpenSegments* const open = TheOpenSegments();
+  const std::lock_guard<std::mutex> lock(open->mutex);
+  open->by_name.erase(name_);
 }
 
 bool Segment::AgreeOnRanks(int nranks) {

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/fake_nccl/comm.h"
@@ -52,6 +53,8 @@ struct State {
   // GUARDED_BY(mutex):
   std::set<const void*> allocations;
   uint64_t last_window = 0;
+  // The unique ids with which ranks have met.
+  std::set<std::pair<std::string, int>> used_ids;
 
   // Never held while the driver or a function of another file is called.
   std::mutex records_mutex;

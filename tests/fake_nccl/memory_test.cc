@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory that is registered with the fake NCCL, and communicators of fewer
+// ranks, which versions have or have not.
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "tests/fake_nccl/nccl_testing.h"
+
+namespace shard::memory_test {
+namespace {
+
+using namespace testing::fake_nccl;
+
+using MemoryTest = NcclTest;
+
+constexpr size_t kBytes = 8192;
+
+TEST_F(MemoryTest, RanksRegisterWindows) {
+  RunWithComm(2, [&](Rank* rank, Comm* comm) {
+    void* memory = nullptr;
+    EXPECT_NCCL(ncclMemAlloc(&memory, kBytes));
+    Window* window = nullptr;
+    EXPECT_EQ(ncclCommWindowRegister(comm, memory, kBytes, &window, 1),
+              Result::kInProgress);
+    EXPECT_EQ(window, nullptr);
+    EXPECT_NCCL(Rank::Await(comm));
+    EXPECT_NE(window, nullptr);
+    EXPECT_NE(AliveText().find("registrations"), std::string::npos);
+    EXPECT_NCCL(ncclCommWindowDeregister(comm, window));
+    EXPECT_EQ(ncclCommWindowDeregister(comm, window), Result::kInvalidArgument);
+    EXPECT_NCCL(ncclMemFree(memory));
+    EXPECT_EQ(ncclMemFree(memory), Result::kInvalidArgument);
+    EXPECT_TRUE(rank->Synchronize());
+  });
+}
+
+TEST_F(MemoryTest, WindowsAreOfAlignedMemoryOfTheDevice) {
+  RunWithComm(1, [&](Rank* rank, Comm* comm) {
+    auto* const memory = static_cast<char*>(rank->Make(kBytes));
+    Window* window = nullptr;
+    EXPECT_EQ(ncclCommWindowRegister(comm, memory + 16, 16, &window, 1),
+              Result::kInvalidArgument);
+    EXPECT_EQ(ncclCommWindowRegister(comm, memory, kBytes + 1, &window, 1),
+              Result::kInvalidArgument);
+    ExpectViolations(
+        ViolationKind::kNotDeviceMemory,
+        "ncclCommWindowRegister of rank 0 of 1 (communicator 1) is "
+        "given no memory of device 0");
+  });
+}
+
+TEST_F(MemoryTest, RegistrationsEndBeforeTheirMemory) {
+  Run(1, [&](Rank* rank) {
+    Comm* const comm = rank->Init(1, id_);
+    void* memory = nullptr;
+    void* handle = nullptr;
+    EXPECT_NCCL(ncclMemAlloc(&memory, kBytes));
+    EXPECT_NCCL(ncclCommRegister(comm, memory, kBytes, &handle));
+    EXPECT_NCCL(ncclMemFree(memory));
+    ExpectViolations(ViolationKind::kRegistered,
+                     "ncclMemFree of memory that is registered");
+    EXPECT_NCCL(ncclCommDestroy(comm));
+    ExpectViolations(ViolationKind::kRegistered,
+                     "is destroyed with registered memory");
+  });
+  Run(1, [&](Rank* rank) {
+    Comm* const comm = rank->Init(1, NewId());
+    void* const memory = rank->Make(kBytes);
+    void* handle = nullptr;
+    EXPECT_NCCL(ncclCommRegister(comm, memory, kBytes, &handle));
+    EXPECT_NCCL(ncclCommDeregister(comm, handle));
+    EXPECT_NCCL(ncclCommDestroy(comm));
+  });
+}
+
+TEST_F(MemoryTest, AllocationsFail) {
+  Rank rank(0, 0);
+  void* memory = nullptr;
+  testing::fake_cuda::FailCall("cuMemAlloc", 1, CuResult::kOutOfMemory);
+  EXPECT_EQ(ncclMemAlloc(&memory, kBytes), Result::kUnhandledCudaError);
+  EXPECT_EQ(ncclMemAlloc(&memory, 0), Result::kInvalidArgument);
+}
+
+TEST_F(MemoryTest, OldVersionsLackCalls) {
+  Options options;
+  options.version = 21805;
+  Begin(options);
+  Rank rank(0, 0);
+  void* memory = nullptr;
+  EXPECT_NCCL(ncclMemAlloc(&memory, kBytes));
+  EXPECT_NCCL(ncclMemFree(memory));
+  ASSERT_EQ(Violations().size(), 2u);
+  ExpectViolations(ViolationKind::kNotInVersion,
+                   "ncclMemAlloc is called, which version 21805 does not have");
+}
+
+TEST_F(MemoryTest, RanksThatAreLeftShrink) {
+  Run(3, [&](Rank* rank) {
+    Comm* const comm = rank->Init(3, id_);
+    int* const x = rank->Put(std::vector<int>(3, rank->rank()));
+    Comm* made = nullptr;
+    int dead = 1;
+    int self = rank->rank();
+    if (rank->rank() == 1) {
+      EXPECT_NCCL(ncclCommAbort(comm));
+      return;
+    }
+    // It hangs, because rank 1 does not come.
+    EXPECT_NCCL(ncclAllGather(x + rank->rank(), x, 1, DataType::kInt32, comm,
+                              rank->stream()));
+    EXPECT_EQ(ncclCommShrink(comm, &self, 1, &made, nullptr, 1),
+              Result::kInvalidArgument);
+    EXPECT_EQ(ncclCommShrink(comm, &dead, 1, &made, nullptr, 1),
+              Result::kInProgress);
+    EXPECT_NCCL(Rank::Await(comm));
+    int value = 0;
+    EXPECT_NCCL(ncclCommUserRank(made, &value));
+    EXPECT_EQ(value, rank->rank() / 2);
+    EXPECT_NCCL(ncclAllGather(x + rank->rank(), x, 1, DataType::kInt32, made,
+                              rank->stream()));
+    EXPECT_EQ(rank->Get(x, 2), (std::vector<int>{0, 2}));
+    Rank::Finish(made);
+    EXPECT_NCCL(ncclCommAbort(comm));
+  });
+}
+
+TEST_F(MemoryTest, ARevokedCommunicatorIsOnlyManaged) {
+  Run(2, [&](Rank* rank) {
+    Comm* const comm = rank->Init(2, id_);
+    int* const x = rank->Put(std::vector<int>(2, rank->rank()));
+    const auto gather = [&] {
+      return ncclAllGather(x + rank->rank(), x, 1, DataType::kInt32, comm,
+                           rank->stream());
+    };
+    if (rank->rank() == 0) {
+      EXPECT_NCCL(gather());
+    }
+    EXPECT_EQ(ncclCommRevoke(comm, 0), Result::kInProgress);
+    EXPECT_NCCL(Rank::Await(comm));
+    EXPECT_TRUE(rank->Synchronize());
+    EXPECT_EQ(gather(), Result::kInvalidUsage);
+    EXPECT_EQ(ncclCommFinalize(comm), Result::kInvalidUsage);
+    Comm* made = nullptr;
+    EXPECT_EQ(ncclCommSplit(comm, 0, 0, &made, nullptr), Result::kInProgress);
+    EXPECT_NCCL(Rank::Await(comm));
+    Rank::Finish(made);
+    EXPECT_NCCL(ncclCommAbort(comm));
+  });
+  ExpectViolations(ViolationKind::kAfterEnd, "is called after ncclCommRevoke");
+}
+
+}  // namespace
+}  // namespace shard::memory_test
