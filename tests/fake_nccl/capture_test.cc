@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <vector>
@@ -19,8 +20,6 @@ using namespace testing::fake_nccl;
 
 using CaptureTest = NcclTest;
 
-// Captures are known of one stream at a time, so that ranks take turns: each
-// has a communicator of its own.
 TEST_F(CaptureTest, AGraphRepeatsCollectives) {
   const cuda::GraphApi graphs = cuda::GraphApi::Load();
   RunWithComm(1, [&](Rank* rank, Comm* comm) {
@@ -56,9 +55,13 @@ TEST_F(CaptureTest, AGraphRepeatsCollectives) {
 // A graph of one rank meets the calls of another.
 TEST_F(CaptureTest, AGraphMeetsCalls) {
   const cuda::GraphApi graphs = cuda::GraphApi::Load();
+  std::atomic<int> ready = 0;
   RunWithComm(2, [&](Rank* rank, Comm* comm) {
     int* const x = rank->Put(std::vector<int>{rank->rank() + 1});
     cuda::CuGraphExec exec = nullptr;
+    // The fake driver forbids the calls of other threads meanwhile, too.
+    ++ready;
+    EXPECT_TRUE(ComesTrue([&] { return ready >= rank->rank() + 2; }));
     if (rank->rank() == 0) {
       cuda::CuGraph graph = nullptr;
       EXPECT_CU(graphs.StreamBeginCapture(rank->stream(),
@@ -68,6 +71,7 @@ TEST_F(CaptureTest, AGraphMeetsCalls) {
       EXPECT_CU(graphs.StreamEndCapture(rank->stream(), &graph));
       EXPECT_CU(graphs.GraphInstantiate(&exec, graph, 0));
       EXPECT_CU(graphs.GraphDestroy(graph));
+      ++ready;
     }
     for (int i = 0; i < 3; ++i) {
       if (rank->rank() == 0) {

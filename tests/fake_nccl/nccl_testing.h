@@ -135,7 +135,12 @@ class Rank {
   bool Synchronize() { return Synchronize(stream_); }
   bool Synchronize(CuStream stream) {
     const CuEvent event = Record(stream);
-    return ComesTrue([&] { return !IsPending(event); });
+    CuResult result = CuResult::kNotReady;
+    return ComesTrue([&] {
+             result = api_.EventQuery(event);
+             return result != CuResult::kNotReady;
+           }) &&
+           result == CuResult::kSuccess;
   }
   CuEvent Record() { return Record(stream_); }
   CuEvent Record(CuStream stream) {

@@ -115,36 +115,37 @@ TEST_F(ProcessesTest, ADeviceHasOneRank) {
 
 // A process that is killed holds no lock, and its peer can abort.
 TEST_F(ProcessesTest, ARankIsKilled) {
-  int pipe[2];
-  ASSERT_EQ(::pipe(pipe), 0);
+  int ready[2];
+  int killed[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  ASSERT_EQ(::pipe(killed), 0);
   Start(2, [&](Rank* rank) {
     Comm* const comm = rank->Init(2, id_);
     if (rank->rank() == 1) {
-      EXPECT_EQ(::write(pipe[1], "", 1), 1);
+      EXPECT_EQ(::write(ready[1], "", 1), 1);
       for (;;) ::pause();
     }
     float* const x = rank->Put(std::vector<float>(2));
     EXPECT_NCCL(
         ncclAllGather(x, x, 1, DataType::kFloat32, comm, rank->stream()));
     const CuEvent event = rank->Record();
-    EXPECT_EQ(::write(pipe[1], "", 1), 1);
-    char killed = 0;
-    EXPECT_EQ(::read(pipe[0], &killed, 1), 1);
+    EXPECT_EQ(::write(ready[1], "", 1), 1);
+    char byte = 0;
+    EXPECT_EQ(::read(killed[0], &byte, 1), 1);
     EXPECT_TRUE(Rank::IsPending(event));
     EXPECT_NCCL(ncclCommAbort(comm));
     EXPECT_TRUE(rank->Synchronize());
   });
-  std::vector<char> both(2);
-  for (char& it : both) ASSERT_EQ(::read(pipe[0], &it, 1), 1);
+  char byte = 0;
+  for (int i = 0; i < 2; ++i) ASSERT_EQ(::read(ready[0], &byte, 1), 1);
   EXPECT_EQ(::kill(children_[1], SIGKILL), 0);
   int status = 0;
   EXPECT_EQ(::waitpid(children_[1], &status, 0), children_[1]);
   EXPECT_TRUE(WIFSIGNALED(status));
-  EXPECT_EQ(::write(pipe[1], "", 1), 1);
+  EXPECT_EQ(::write(killed[1], "", 1), 1);
   EXPECT_EQ(::waitpid(children_[0], &status, 0), children_[0]);
   EXPECT_EQ(status, 0);
-  ::close(pipe[0]);
-  ::close(pipe[1]);
+  for (const int it : {ready[0], ready[1], killed[0], killed[1]}) ::close(it);
 }
 
 // The environment controls programs that are not linked with the fake's header.
