@@ -2,7 +2,8 @@
 //
 // The part of NCCL's C interface that the fake has, declared here so that it is
 // built where no CUDA toolkit is. Types, values and symbols are those of nccl.h
-// 2.28.9; abi_test compares them where there is one.
+// 2.28.9; abi_test compares them where there is one. entry_points.h declares
+// the functions.
 
 #ifndef SHARD_TESTS_FAKE_NCCL_ABI_H_
 #define SHARD_TESTS_FAKE_NCCL_ABI_H_
@@ -123,21 +124,6 @@ struct Config {
     (Comm * comm, int* excluded, int num_excluded, Comm** made,          \
      Config* config, int flags))                                         \
   X(ncclCommRevoke, 22800, (Comm * comm, int flags))
-
-extern "C" {
-#define SHARD_FAKE_NCCL_DECLARE(symbol, parameters) \
-  __attribute__((visibility("default"))) Result symbol parameters;
-#define SHARD_FAKE_NCCL_DECLARE_LATER(symbol, since, parameters) \
-  SHARD_FAKE_NCCL_DECLARE(symbol, parameters)
-SHARD_FAKE_NCCL(SHARD_FAKE_NCCL_DECLARE)
-SHARD_FAKE_NCCL_LATER(SHARD_FAKE_NCCL_DECLARE_LATER)
-#undef SHARD_FAKE_NCCL_DECLARE_LATER
-#undef SHARD_FAKE_NCCL_DECLARE
-__attribute__((visibility("default"))) const char* ncclGetErrorString(
-    Result result);
-__attribute__((visibility("default"))) const char* ncclGetLastError(
-    const Comm* comm);
-}
 
 }  // namespace shard::testing::fake_nccl
 

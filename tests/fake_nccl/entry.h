@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/fake_nccl/comm.h"
+#include "tests/fake_nccl/entry_points.h"
 #include "tests/fake_nccl/state.h"
 
 namespace shard::testing::fake_nccl {

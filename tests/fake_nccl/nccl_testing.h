@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tests/fake_cuda/driver_testing.h"
+#include "tests/fake_nccl/entry_points.h"
 #include "tests/fake_nccl/fake_nccl.h"
 #include "tests/fake_nccl/fake_nccl_fixture.h"
 

@@ -10,7 +10,7 @@ State* TheState() {
 }
 
 int VersionOf(const Options& options) {
-  return options.version == 0 ? SHARD_FAKE_NCCL_VERSION : options.version;
+  return options.version == 0 ? LibraryVersion() : options.version;
 }
 
 std::shared_ptr<Comm> State::Find(const Comm* handle) {

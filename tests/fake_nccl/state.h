@@ -76,10 +76,10 @@ struct State {
 // Returns the state of the process, which is never destroyed.
 State* TheState();
 
-// The version of the library, 22809 for 2.28.9.
-#ifndef SHARD_FAKE_NCCL_VERSION
-#define SHARD_FAKE_NCCL_VERSION 22809
-#endif
+// Returns the version that a library was built to tell, such as 22809
+// for 2.28.9.
+int LibraryVersion();
+// Returns the version that ncclGetVersion tells.
 int VersionOf(const Options& options);
 
 }  // namespace shard::testing::fake_nccl

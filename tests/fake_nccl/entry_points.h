@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The functions of the fake NCCL, by their names in NCCL.
+
+#ifndef SHARD_TESTS_FAKE_NCCL_ENTRY_POINTS_H_
+#define SHARD_TESTS_FAKE_NCCL_ENTRY_POINTS_H_
+
+#include "tests/fake_nccl/abi.h"
+
+namespace shard::testing::fake_nccl {
+
+extern "C" {
+#define SHARD_FAKE_NCCL_DECLARE(symbol, parameters) \
+  __attribute__((visibility("default"))) Result symbol parameters;
+#define SHARD_FAKE_NCCL_DECLARE_LATER(symbol, since, parameters) \
+  SHARD_FAKE_NCCL_DECLARE(symbol, parameters)
+SHARD_FAKE_NCCL(SHARD_FAKE_NCCL_DECLARE)
+SHARD_FAKE_NCCL_LATER(SHARD_FAKE_NCCL_DECLARE_LATER)
+#undef SHARD_FAKE_NCCL_DECLARE_LATER
+#undef SHARD_FAKE_NCCL_DECLARE
+__attribute__((visibility("default"))) const char* ncclGetErrorString(
+    Result result);
+__attribute__((visibility("default"))) const char* ncclGetLastError(
+    const Comm* comm);
+}
+
+}  // namespace shard::testing::fake_nccl
+
+#endif  // SHARD_TESTS_FAKE_NCCL_ENTRY_POINTS_H_
