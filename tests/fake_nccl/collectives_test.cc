@@ -192,6 +192,16 @@ TEST(SumsTest, RoundsF16ToNearestEven) {
   EXPECT_EQ(add(0x7C00, 0xFC00) & 0x7E00, 0x7E00);  // NaN.
 }
 
+TEST(SumsTest, RoundsBF16ToNearestEven) {
+  const auto add = [](uint16_t x, uint16_t y) {
+    AddTo(&x, &y, 1, DataType::kBfloat16);
+    return x;
+  };
+  EXPECT_EQ(add(0x3F80, 0x3B80), 0x3F80);  // 1 + 2^-8: half way.
+  EXPECT_EQ(add(0x3F81, 0x3B80), 0x3F82);
+  EXPECT_EQ(add(0x7F7F, 0x7F7F), 0x7F80);  // Infinity.
+}
+
 TEST(SumsTest, IntegersWrap) {
   uint8_t x = 200;
   const uint8_t y = 100;
@@ -218,6 +228,38 @@ TEST_F(CollectivesTest, ACollectiveWaitsForTheOtherRanks) {
     }
     EXPECT_TRUE(ComesTrue([&] { return !Rank::IsPending(event); }));
     EXPECT_EQ(rank->Get(x, 1), std::vector<float>{2});
+  });
+}
+
+// The operations of a communicator come in the order of their launches, on
+// whatever streams.
+TEST_F(CollectivesTest, ACommunicatorHasOneOrder) {
+  RunWithComm(1, [&](Rank* rank, Comm* comm) {
+    float* const x = rank->Put(std::vector<float>{1});
+    float* const y = rank->Put(std::vector<float>{1});
+    const CuStream other = rank->MakeStream();
+    std::atomic<bool> is_open = false;
+    testing::fake_cuda::WaitingKernel gate;
+    gate.name = "gate";
+    gate.context = rank->context();
+    gate.streams = {rank->stream()};
+    gate.begin = [&is_open] {
+      return [&is_open] {
+        return is_open ? testing::fake_cuda::Progress::kDone
+                       : testing::fake_cuda::Progress::kWaits;
+      };
+    };
+    EXPECT_CU(testing::fake_cuda::LaunchWaiting(gate));
+    EXPECT_NCCL(
+        ncclAllGather(x, x, 1, DataType::kFloat32, comm, rank->stream()));
+    EXPECT_NCCL(ncclAllGather(y, y, 1, DataType::kFloat32, comm, other));
+    const CuEvent event = rank->Record(other);
+    const CuStream third = rank->MakeStream();
+    for (int i = 0; i < 10; ++i) EXPECT_TRUE(rank->Synchronize(third));
+    EXPECT_TRUE(Rank::IsPending(event));
+    is_open = true;
+    EXPECT_TRUE(rank->Synchronize(other));
+    EXPECT_TRUE(rank->Synchronize());
   });
 }
 

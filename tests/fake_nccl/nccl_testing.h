@@ -66,6 +66,7 @@ class Rank {
 
   int rank() const { return rank_; }
   CuStream stream() const { return stream_; }
+  CuContext context() const { return context_; }
 
   void MakeCurrent() const { EXPECT_CU(api_.CtxPushCurrent(context_)); }
   static void PopCurrent() {
