@@ -12,12 +12,13 @@
 // errors of a wait are those of a collective: kRankLost, kDeadlineExceeded with
 // the ranks that did not come, kDesync of hosts that wait for each other.
 //
-// Threads: one at a time posts and awaits, not always the same; Fail and
+// Threads: one at a time posts and awaits, not always the same; Check, Fail and
 // failure may be called from any thread.
 
 #ifndef SHARD_CORE_COMM_NOTICES_H_
 #define SHARD_CORE_COMM_NOTICES_H_
 
+#include <cstdint>
 #include <functional>
 
 #include "core/base/deadline.h"
@@ -53,6 +54,13 @@ class Notices {
   // are there.
   virtual Status Meet(const void* notice, void* recv,
                       const Deadline& deadline) = 0;
+
+  // Returns what a wait for notice `number`, from 1, would return if it ended
+  // now, but changes nothing: the error that has ended the family; kRankLost
+  // for a rank that has not posted the notice and never will; once `deadline`
+  // has passed, kDeadlineExceeded, with the ranks that have not posted it; else
+  // OK. Any thread.
+  virtual Status Check(uint64_t number, const Deadline& deadline) const = 0;
 
   // Ends the family for all ranks with `error`, which becomes the error of
   // their current or next Await as it is, and of later calls as of a

@@ -50,6 +50,7 @@ class ForwardingStream : public Stream {
                 float* scales) override {
     stream_->EncodeQ8(kind, from, count, random, tensor, codes, scales);
   }
+  void SumBlocks(const BlockSum& sum) override { stream_->SumBlocks(sum); }
   void AddToNorm(const UpdateList& list, size_t range, NormPass pass,
                  const StepBlock* block, NormSum* sum) override {
     stream_->AddToNorm(list, range, pass, block, sum);
@@ -67,6 +68,10 @@ class ForwardingStream : public Stream {
   }
   void Call(std::string_view what, std::function<Status()> work) override {
     stream_->Call(what, std::move(work));
+  }
+  void Native(std::string_view what,
+              std::function<Status(void* native)> give) override {
+    stream_->Native(what, std::move(give));
   }
   Event Record() override { return stream_->Record(); }
   void Wait(const Event& event, const Deadline& deadline) override {

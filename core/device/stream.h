@@ -43,6 +43,7 @@
 #include "core/device/event.h"
 #include "core/device/step_block.h"
 #include "core/device/update_list.h"
+#include "kernels/cpu/block_sum.h"
 #include "kernels/cpu/gradients.h"
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/random.h"
@@ -89,6 +90,7 @@ class Stream {
   virtual void EncodeQ8(StateKind kind, const float* from, size_t count,
                         const RandomStream* random, uint32_t tensor,
                         uint8_t* codes, float* scales) = 0;
+  virtual void SumBlocks(const BlockSum& sum) = 0;
 
   // The kernels of a step: one operation per range of a list. They read the
   // latched half of `block` and write the other. Block and sums are memory of
@@ -123,6 +125,15 @@ class Stream {
   // Runs `work` on a thread of the host, in stream order. `what` names the work
   // in errors. REQUIRES: `work` ends by itself: its waits have deadlines.
   virtual void Call(std::string_view what, std::function<Status()> work) = 0;
+
+  // Runs `give` in stream order, in the thread that gives the device its work,
+  // with the device current: it enqueues work of a library on the device's own
+  // form of the stream, which is `native`, as work of this stream. Where the
+  // device has none, `native` is null, and `give` does the work.
+  virtual void Native(std::string_view what,
+                      std::function<Status(void* native)> give) {
+    Call(what, [give = std::move(give)] { return give(nullptr); });
+  }
 
   // Returns an event after all that was enqueued so far.
   virtual Event Record() = 0;

@@ -79,6 +79,33 @@ SHARD_DEVICE void SumTile(const Sources& sources, int64_t begin,
   }
 }
 
+// Adds the tile of each rank's block, in the order of ranks.
+template <DType kDType>
+SHARD_DEVICE void SumTileOfRanks(const SumBlocksArgs& args, const Tile& tile,
+                                 int lane, float* to) {
+  constexpr int kSize = kDType == DType::kF32 ? 4 : 2;
+  const auto count = static_cast<int64_t>(args.count);
+  const void* peer = args.peers;
+  bool is_first = true;
+  for (int32_t i = 0; i < args.ranks; ++i) {
+    const bool is_own = i == args.own_index;
+    const void* const block = is_own ? args.own : peer;
+    if (!is_own) peer = At(peer, count, kSize);
+    if (block == nullptr) continue;
+    float other[kPerLane];
+    Widen(kDType, LoadRaw(kDType, block, tile, lane), other);
+    SHARD_UNROLL
+    for (int k = 0; k < kPerLane; ++k) {
+      to[k] = is_first ? other[k] : to[k] + other[k];
+    }
+    is_first = false;
+  }
+  if (args.own != nullptr) return;
+  // The block that is missing has zeros, and -0 + 0 is 0.
+  SHARD_UNROLL
+  for (int k = 0; k < kPerLane; ++k) to[k] = is_first ? 0.0f : to[k] + 0.0f;
+}
+
 SHARD_DEVICE void WidenTile(DType dtype, const void* from, const Tile& tile,
                             int lane, float* to) {
   Widen(dtype, LoadRaw(dtype, from, tile, lane), to);
@@ -113,6 +140,36 @@ SHARD_KERNEL(shard_sum_gradients, SumGradientsArgs) {
         x[k] = g < -args.clip_value ? -args.clip_value : g;
       }
       StoreRaw(Narrow(DType::kF32, x), DType::kF32, args.out, tile, lane);
+    });
+  });
+}
+
+SHARD_KERNEL(shard_sum_blocks, SumBlocksArgs) {
+  const CastTiles tiles(0, args.count);
+  const int size = SizeOf(args.dtype);
+  const bool aligned = HasFours(args.own, 0, size) &&
+                       HasFours(args.peers, 0, size) &&
+                       HasFours(args.recv, 0, SizeOf(args.recv_dtype)) &&
+                       (args.count % 4 == 0 || args.ranks <= 2);
+  ForEachOnWarp(launch, tiles.num_tiles(), [&](uint64_t i) {
+    const Tile tile = tiles.At(i, aligned);
+    ForEachLane([&](int lane) {
+      float x[kPerLane];
+      if (args.dtype == DType::kF32) {
+        SumTileOfRanks<DType::kF32>(args, tile, lane, x);
+      } else if (args.dtype == DType::kBF16) {
+        SumTileOfRanks<DType::kBF16>(args, tile, lane, x);
+      } else {
+        SumTileOfRanks<DType::kF16>(args, tile, lane, x);
+      }
+      if (args.add) {
+        float old[kPerLane];
+        WidenTile(args.recv_dtype, args.recv, tile, lane, old);
+        SHARD_UNROLL
+        for (int k = 0; k < kPerLane; ++k) x[k] = old[k] + x[k];
+      }
+      StoreRaw(Narrow(args.recv_dtype, x), args.recv_dtype, args.recv, tile,
+               lane);
     });
   });
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arguments of shard_sum_gradients, shard_widen, shard_narrow and
-// shard_encode_q8. Each kernel does what the function of that name in
-// kernels/cpu does (gradients.h, convert.h, q8.h), with the same bits but for
-// those of a NaN. All pointers are to memory that the device reaches.
+// The arguments of shard_sum_gradients, shard_widen, shard_narrow,
+// shard_encode_q8 and shard_sum_blocks. Each kernel does what the function of
+// that name in kernels/cpu does (gradients.h, convert.h, q8.h, block_sum.h),
+// with the same bits but for those of a NaN. All pointers are to memory that
+// the device reaches.
 //
 // Pointers need no alignment beyond their type's. Where all tensors are aligned
 // to 16 bytes at one element, lanes read and write up to 16 bytes at once; else
@@ -75,6 +76,19 @@ struct EncodeQ8Args {
   float* scales;
 };
 static_assert(std::is_trivially_copyable_v<EncodeQ8Args>);
+
+struct SumBlocksArgs {
+  const void* own;  // Or null.
+  const void* peers;
+  int32_t own_index;
+  int32_t ranks;
+  DType dtype;
+  DType recv_dtype;
+  bool add;
+  uint64_t count;
+  void* recv;
+};
+static_assert(std::is_trivially_copyable_v<SumBlocksArgs>);
 
 }  // namespace shard::cuda
 

@@ -24,6 +24,7 @@ std::span<const HostKernel> HostKernels() {
       {"shard_muon_momentum", sizeof(MuonArgs), shard_muon_momentum},
       {"shard_muon_normalize", sizeof(MuonArgs), shard_muon_normalize},
       {"shard_narrow", sizeof(NarrowArgs), shard_narrow},
+      {"shard_sum_blocks", sizeof(SumBlocksArgs), shard_sum_blocks},
       {"shard_sum_gradients", sizeof(SumGradientsArgs), shard_sum_gradients},
       {"shard_sum_squares", sizeof(UpdateTensorsArgs), shard_sum_squares},
       {"shard_widen", sizeof(WidenArgs), shard_widen},

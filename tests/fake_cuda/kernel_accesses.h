@@ -151,6 +151,13 @@ inline void AddAccesses(const cuda::SumGradientsArgs& args, Accesses* to) {
   to->Write(args.out, args.count * sizeof(*args.out));
 }
 
+inline void AddAccesses(const cuda::SumBlocksArgs& args, Accesses* to) {
+  const size_t bytes = args.count * DTypeSize(args.dtype);
+  if (args.own != nullptr) to->Read(args.own, bytes);
+  to->Read(args.peers, bytes * static_cast<size_t>(args.ranks - 1));
+  to->Write(args.recv, args.count * DTypeSize(args.recv_dtype));
+}
+
 inline void AddAccesses(const cuda::WidenArgs& args, Accesses* to) {
   to->Read(args.from, args.count * DTypeSize(args.dtype));
   to->Write(args.to, args.count * sizeof(*args.to));
@@ -192,6 +199,7 @@ inline void DescribeKernels() {
   DescribeKernel("shard_muon_momentum", AccessesOf<cuda::MuonArgs>);
   DescribeKernel("shard_muon_normalize", AccessesOf<cuda::MuonArgs>);
   DescribeKernel("shard_narrow", AccessesOf<cuda::NarrowArgs>);
+  DescribeKernel("shard_sum_blocks", AccessesOf<cuda::SumBlocksArgs>);
   DescribeKernel("shard_sum_gradients", AccessesOf<cuda::SumGradientsArgs>);
   DescribeKernel("shard_sum_squares", AccessesOf<cuda::UpdateTensorsArgs>);
   DescribeKernel("shard_widen", AccessesOf<cuda::WidenArgs>);

@@ -4,20 +4,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
-#include "kernels/cpu/convert.h"
-#include "kernels/cpu/gradients.h"
+#include "kernels/cpu/block_sum.h"
 
 namespace shard::direct {
 
 namespace {
-
-// Sums are formed on the stack, in the L1 cache.
-constexpr size_t kChunk = 1024;
 
 // Tiles of a reduce-scatter begin at cache lines.
 constexpr size_t kLineElements = 32;
@@ -41,37 +36,6 @@ Place PlaceIn(const RankSet& set, int block_groups, const Group& group) {
     return {};
   }
   return {set.IndexOf(group.rank()), static_cast<size_t>(set.count) - 1};
-}
-
-void Sum(const void* const* data, size_t sources, DType dtype, size_t begin,
-         size_t count, float* out) {
-  SumGradients({data, sources, dtype}, begin, count, /*scale=*/1,
-               std::numeric_limits<double>::infinity(), out);
-}
-
-// Computes recv = [recv +] the sum over the sources and, with `zeros`, over
-// zeros.
-void SumInto(const std::vector<const void*>& sources, bool zeros, DType dtype,
-             size_t count, std::byte* recv, DType recv_dtype, bool add) {
-  alignas(64) float sum[kChunk];
-  alignas(64) float old[kChunk];
-  for (size_t begin = 0; begin < count; begin += kChunk) {
-    const size_t n = std::min(count - begin, kChunk);
-    std::byte* to = recv + begin * DTypeSize(recv_dtype);
-    if (sources.empty()) {
-      std::fill_n(sum, n, 0.0f);
-    } else {
-      Sum(sources.data(), sources.size(), dtype, begin, n, sum);
-    }
-    // Adding zero turns -0 into 0, at any place in the sum.
-    for (size_t i = 0; zeros && i < n; ++i) sum[i] += 0.0f;
-    if (add) {
-      Widen(recv_dtype, to, old, n);
-      const void* const both[] = {old, sum};
-      Sum(both, 2, DType::kF32, 0, n, sum);
-    }
-    Narrow(recv_dtype, sum, to, n, nullptr);
-  }
 }
 
 }  // namespace
@@ -174,9 +138,10 @@ Status DirectExchange::ReduceScatter(std::string_view what, const RankSet& set,
             sources.push_back(part(i, me.index));
           }
         }
-        SumInto(sources, /*zeros=*/sources.size() <= me.peers, args.dtype,
-                elements(t), to + t * tile * DTypeSize(args.recv_dtype),
-                args.recv_dtype, args.add);
+        SumSources(sources.data(), sources.size(),
+                   /*zeros=*/sources.size() <= me.peers, args.dtype,
+                   elements(t), to + t * tile * DTypeSize(args.recv_dtype),
+                   args.recv_dtype, args.add);
       },
       deadline);
 }

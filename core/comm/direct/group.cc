@@ -238,6 +238,17 @@ Status Group::Wait(const Call& call, uint64_t round, const Deadline& deadline) {
   }
 }
 
+Status Group::Check(const Call& call, uint64_t round,
+                    const Deadline& deadline) const {
+  if (const State now = state(); now.failer >= 0) return Recorded(now);
+  const Status lost = FindLost(call, round);
+  // Checked after the ranks, as in Wait.
+  const Status first = OriginFailure();
+  if (!first.ok()) return first;
+  if (!lost.ok()) return lost;
+  return deadline.Expired() ? DescribeLate(call, round, deadline) : Status();
+}
+
 // Compares the ranks' calls. Every rank reads the same cells, so all return the
 // same.
 Status Group::CompareCalls() {

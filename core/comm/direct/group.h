@@ -17,8 +17,8 @@
 // intervals, for deadlocks of hosts in different groups (deadlock.h).
 //
 // Threads: one thread at a time calls Begin, Continue, Meet, Post, Await and
-// SleepUntil; Fail, failure, ShutDown, failed and is_shut_down may be called
-// from any thread.
+// SleepUntil; Check, Fail, failure, ShutDown, failed and is_shut_down may be
+// called from any thread.
 
 #ifndef SHARD_CORE_COMM_DIRECT_GROUP_H_
 #define SHARD_CORE_COMM_DIRECT_GROUP_H_
@@ -92,6 +92,10 @@ class Group {
   Status Await(const Call& call, const Deadline& deadline) {
     return Wait(call, round_, deadline);
   }
+  // Returns what a wait until `round` is complete would return if it ended now,
+  // but changes nothing. Any thread.
+  Status Check(const Call& call, uint64_t round,
+               const Deadline& deadline) const;
   // Returns whether `rank` has entered the round that this rank has entered
   // last. Of two ranks that ask at the same time, at least one gets true.
   bool HasArrived(int rank) const {

@@ -7,6 +7,7 @@
 #include "core/device/cpu/fill.h"
 #include "core/device/cpu/norm_pass.h"
 #include "core/device/cpu/update.h"
+#include "kernels/cpu/block_sum.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/q8.h"
 
@@ -46,6 +47,10 @@ void InlineStream::EncodeQ8(StateKind kind, const float* from, size_t count,
                             uint8_t* codes, float* scales) {
   if (!error_.ok()) return;
   shard::EncodeQ8(kind, from, count, random, tensor, codes, scales);
+}
+
+void InlineStream::SumBlocks(const BlockSum& sum) {
+  if (error_.ok()) shard::SumBlocks(sum);
 }
 
 void InlineStream::AddToNorm(const UpdateList& list, size_t range,

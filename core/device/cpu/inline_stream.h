@@ -42,6 +42,7 @@ class InlineStream final : public Stream {
   void EncodeQ8(StateKind kind, const float* from, size_t count,
                 const RandomStream* random, uint32_t tensor, uint8_t* codes,
                 float* scales) override;
+  void SumBlocks(const BlockSum& sum) override;
   void AddToNorm(const UpdateList& list, size_t range, NormPass pass,
                  const StepBlock* block, NormSum* sum) override;
   void FinishNorm(NormPass pass, const NormSum* sums, size_t count,

@@ -9,6 +9,7 @@
 #include "core/device/cpu/fill.h"
 #include "core/device/cpu/norm_pass.h"
 #include "core/device/cpu/update.h"
+#include "kernels/cpu/block_sum.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/q8.h"
 
@@ -93,6 +94,10 @@ void WorkerStream::EncodeQ8(StateKind kind, const float* from, size_t count,
   Push("EncodeQ8", [=, own = RandomCopy(random)] {
     shard::EncodeQ8(kind, from, count, own.get(), tensor, codes, scales);
   });
+}
+
+void WorkerStream::SumBlocks(const BlockSum& sum) {
+  Push("SumBlocks", [sum] { shard::SumBlocks(sum); });
 }
 
 void WorkerStream::AddToNorm(const UpdateList& list, size_t range,

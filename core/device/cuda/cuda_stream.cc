@@ -168,6 +168,13 @@ void CudaStream::EncodeQ8(StateKind kind, const float* from, size_t count,
   Launch("EncodeQ8", kernels_->encode_q8(stochastic), args, CastWarps(count));
 }
 
+void CudaStream::SumBlocks(const BlockSum& sum) {
+  const SumBlocksArgs args = {sum.own,   sum.peers, sum.own_index,
+                              sum.ranks, sum.dtype, sum.recv_dtype,
+                              sum.add,   sum.count, sum.recv};
+  Launch("SumBlocks", kernels_->sum_blocks(), args, CastWarps(sum.count));
+}
+
 void CudaStream::AddToNorm(const UpdateList& list, size_t range, NormPass pass,
                            const StepBlock* block, NormSum* sum) {
   AddToNormArgs args = UpdateTable::Of(list).NormOf(range);
@@ -286,6 +293,13 @@ void CudaStream::Call(std::string_view what, std::function<Status()> work) {
   }
   core_->queue()->Push(what, [run, queue = core_->queue()] {
     return run([queue] { return queue->IsStopping(); });
+  });
+}
+
+void CudaStream::Native(std::string_view what,
+                        std::function<Status(void* native)> give) {
+  Submit(what, [core = core_.get(), give = std::move(give)] {
+    return give(core->native());
   });
 }
 

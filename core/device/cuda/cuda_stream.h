@@ -62,6 +62,7 @@ class CudaStream final : public Stream {
   void EncodeQ8(StateKind kind, const float* from, size_t count,
                 const RandomStream* random, uint32_t tensor, uint8_t* codes,
                 float* scales) override;
+  void SumBlocks(const BlockSum& sum) override;
   void AddToNorm(const UpdateList& list, size_t range, NormPass pass,
                  const StepBlock* block, NormSum* sum) override;
   void FinishNorm(NormPass pass, const NormSum* sums, size_t count,
@@ -70,6 +71,8 @@ class CudaStream final : public Stream {
               const GradientSources* gradients) override;
   void OnError(std::function<void(const Status&)> handler) override;
   void Call(std::string_view what, std::function<Status()> work) override;
+  void Native(std::string_view what,
+              std::function<Status(void* native)> give) override;
   Event Record() override;
   void Wait(const Event& event, const Deadline& deadline) override;
   Status Synchronize(const Deadline& deadline) override;

@@ -89,6 +89,7 @@ Status Kernels::LoadModule() {
   SHARD_ASSIGN_OR_RETURN(muon_normalize_, Find("shard_muon_normalize", 0));
   SHARD_ASSIGN_OR_RETURN(sum_squares_, Find("shard_sum_squares", 0));
   SHARD_ASSIGN_OR_RETURN(sum_gradients_, Find("shard_sum_gradients", 0));
+  SHARD_ASSIGN_OR_RETURN(sum_blocks_, Find("shard_sum_blocks", 0));
   SHARD_ASSIGN_OR_RETURN(widen_, Find("shard_widen", 0));
   SHARD_ASSIGN_OR_RETURN(fill_, Find("shard_fill", 0));
   SHARD_ASSIGN_OR_RETURN(add_to_norm_, Find("shard_add_to_norm", 0));

@@ -72,6 +72,7 @@ class Kernels {
   const Kernel& encode_q8(bool random) const {
     return encode_q8_[random ? 1 : 0];
   }
+  const Kernel& sum_blocks() const { return sum_blocks_; }
   const Kernel& add_to_norm() const { return add_to_norm_; }
   const Kernel& finish_norm() const { return finish_norm_; }
 
@@ -100,6 +101,7 @@ class Kernels {
   Kernel widen_;
   std::array<Kernel, 2> narrow_;
   std::array<Kernel, 2> encode_q8_;
+  Kernel sum_blocks_;
   Kernel add_to_norm_;
   Kernel finish_norm_;
 };

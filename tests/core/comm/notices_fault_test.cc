@@ -130,6 +130,34 @@ TEST_P(NoticesFaultTest, ARankThatDoesNotComeIsNamed) {
   });
 }
 
+// A check says what a wait would say, and ends nothing.
+TEST_P(NoticesFaultTest, ACheckNamesTheRanksThatAreLate) {
+  Run(2, [](Communicator* comm, Poster* poster, Communicator* side) {
+    SHARD_ASSERT_OK(poster->Post());
+    SHARD_ASSERT_OK(side->Barrier("posted", Soon()));
+    const Deadline passed = Deadline::After(0);
+    if (comm->rank() == 0) {
+      SHARD_EXPECT_OK((*poster)->Check(1, Soon()));
+      SHARD_EXPECT_OK((*poster)->Check(2, Soon()));
+      const Status late = (*poster)->Check(2, passed);
+      EXPECT_EQ(late.code(), StatusCode::kDeadlineExceeded) << late.ToString();
+      EXPECT_TRUE(Contains(late.message(), "2 of 2 ranks did not enter it"));
+      const Status all_came = (*poster)->Check(1, passed);
+      EXPECT_EQ(all_came.code(), StatusCode::kDeadlineExceeded);
+      EXPECT_EQ(all_came.rank(), -1);
+      SHARD_ASSERT_OK(poster->Post());
+      EXPECT_EQ((*poster)->Check(2, passed).rank(), 1);
+    }
+    SHARD_ASSERT_OK(side->Barrier("checked", Soon()));
+    if (comm->rank() == 1) SHARD_ASSERT_OK(poster->Post());
+    SHARD_EXPECT_OK(poster->Await());
+    SHARD_EXPECT_OK(side->Barrier("awaited", Soon()));
+    if (comm->rank() == 1) (*poster)->Fail(Cancelled("enough"));
+    SHARD_ASSERT_OK(side->Barrier("ended", Soon()));
+    EXPECT_EQ((*poster)->Check(1, Soon()).code(), StatusCode::kCancelled);
+  });
+}
+
 TEST_P(NoticesFaultTest, ARankTooFarAheadWaitsUntilItsDeadline) {
   Run(2, [](Communicator* comm, Poster* poster, Communicator* side) {
     if (comm->rank() == 1) {

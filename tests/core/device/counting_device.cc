@@ -54,6 +54,10 @@ class CountingStream final : public ForwardingStream {
     counts_->Add("EncodeQ8");
     stream().EncodeQ8(kind, from, count, random, tensor, codes, scales);
   }
+  void SumBlocks(const BlockSum& sum) override {
+    counts_->Add("SumBlocks");
+    stream().SumBlocks(sum);
+  }
   void AddToNorm(const UpdateList& list, size_t range, NormPass pass,
                  const StepBlock* block, NormSum* sum) override {
     counts_->Add("AddToNorm");

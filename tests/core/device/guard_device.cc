@@ -121,6 +121,15 @@ class GuardStream final : public Stream {
                       Kernel(codes, count), Kernel(scales, count));
   }
 
+  void SumBlocks(const BlockSum& sum) override {
+    const size_t bytes = sum.count * DTypeSize(sum.dtype);
+    BlockSum seen = sum;
+    seen.own = Kernel(sum.own, bytes);
+    seen.peers = Kernel(sum.peers, bytes * static_cast<size_t>(sum.ranks - 1));
+    seen.recv = Kernel(sum.recv, sum.count * DTypeSize(sum.recv_dtype));
+    stream_->SumBlocks(seen);
+  }
+
   void AddToNorm(const UpdateList& list, size_t range, NormPass pass,
                  const StepBlock* block, NormSum* sum) override {
     stream_->AddToNorm(Keep(list, range), 0, pass, KernelTensor(block),

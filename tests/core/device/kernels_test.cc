@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/device/device.h"
+#include "kernels/cpu/block_sum.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/gradients.h"
 #include "kernels/cpu/q8.h"
@@ -47,6 +48,27 @@ TEST_P(KernelsTest, SumGradients) {
       stream->SumGradients({on_stack->sources.data(), 2, DType::kF32}, begin,
                            count, 0.5, 0.4, actual.data());
     });
+    EXPECT_EQ(actual, expected);
+  }
+}
+
+TEST_P(KernelsTest, SumBlocks) {
+  const std::vector<float> own = Values(kCount, 1);
+  const std::vector<float> peers = Values(3 * kCount, 2);
+  BlockSum sum;
+  sum.own = own.data();
+  sum.own_index = 2;
+  sum.peers = peers.data();
+  sum.ranks = 4;
+  sum.count = kCount;
+  sum.add = true;
+  std::vector<float> expected = Values(kCount, 3);
+  sum.recv = expected.data();
+  SumBlocks(sum);
+  for (const auto& stream : streams_) {
+    std::vector<float> actual = Values(kCount, 3);
+    sum.recv = actual.data();
+    Run(stream.get(), {}, [&](Lists*) { stream->SumBlocks(sum); });
     EXPECT_EQ(actual, expected);
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sums of gradients, casts and 8-bit codes of a GPU have the bits of those on
-// the CPU: the kernels, compiled for the host, beside kernels/cpu.
+// Sums of gradients and of blocks, casts and 8-bit codes of a GPU have the bits
+// of those on the CPU: the kernels, compiled for the host, beside kernels/cpu.
 
 #include "kernels/cuda/casts.h"
 
@@ -17,6 +17,7 @@
 
 #include "core/base/dtype.h"
 #include "core/base/strings.h"
+#include "kernels/cpu/block_sum.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/gradients.h"
 #include "kernels/cpu/q8.h"
@@ -193,6 +194,91 @@ TEST(SumGradients, WritesInPlace) {
   RunKernel("shard_sum_gradients", args, kGrids[1]);
   for (size_t i = 0; i < 900; ++i) {
     ASSERT_TRUE(SameFloat(args.out[i], expected.as<float>()[i])) << i;
+  }
+}
+
+struct BlockCase {
+  DType dtype;
+  DType recv_dtype;
+  int ranks;
+  int own_index;
+  bool has_own;
+  bool add;
+  size_t count;
+  size_t offset;
+};
+
+void CheckBlocks(const BlockCase& c) {
+  SCOPED_TRACE(StrCat(c.ranks, " of ", DTypeName(c.dtype), " to ",
+                      DTypeName(c.recv_dtype), ", own ", c.own_index,
+                      c.has_own ? "" : " missing", c.add ? ", added, " : ", ",
+                      c.count, " elements, offset ", c.offset));
+  Tensor own(c.dtype, Values(c.count, 1), c.offset);
+  Tensor peers(c.dtype, Values(static_cast<size_t>(c.ranks - 1) * c.count, 2),
+               c.offset);
+  const std::vector<float> old = Values(c.count, 3);
+  BlockSum sum;
+  sum.own = c.has_own ? own.data() : nullptr;
+  sum.own_index = c.own_index;
+  sum.peers = peers.data();
+  sum.ranks = c.ranks;
+  sum.dtype = c.dtype;
+  sum.count = c.count;
+  Tensor expected(c.recv_dtype, old, c.offset);
+  sum.recv = expected.data();
+  sum.recv_dtype = c.recv_dtype;
+  sum.add = c.add;
+  SumBlocks(sum);
+  for (const Grid& grid : kGrids) {
+    Tensor to(c.recv_dtype, old, c.offset);
+    const cuda::SumBlocksArgs args = {sum.own,   sum.peers, sum.own_index,
+                                      sum.ranks, sum.dtype, sum.recv_dtype,
+                                      sum.add,   sum.count, to.data()};
+    RunKernel("shard_sum_blocks", args, grid);
+    to.ExpectEqual(&expected, c.count);
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+}
+
+TEST(SumBlocks, HasTheBitsOfTheCpu) {
+  for (const DType dtype : kDTypes) {
+    for (const DType recv_dtype : kDTypes) {
+      for (const int ranks : {1, 2, 5}) {
+        for (const size_t count : kCounts) {
+          for (const size_t offset : {0, 1, 4}) {
+            for (const bool add : {false, true}) {
+              CheckBlocks({dtype, recv_dtype, ranks, ranks / 2, true, add,
+                           count, offset});
+              CheckBlocks(
+                  {dtype, recv_dtype, ranks, 0, false, add, count, offset});
+            }
+            if (HasFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(SumBlocks, WritesInPlace) {
+  for (const DType dtype : kDTypes) {
+    Tensor own(dtype, Values(1000, 1), 0);
+    Tensor peers(dtype, Values(2000, 2), 0);
+    Tensor expected(dtype, std::vector<float>(1000), 0);
+    BlockSum sum;
+    sum.own = own.data();
+    sum.own_index = 1;
+    sum.peers = peers.data();
+    sum.ranks = 3;
+    sum.dtype = sum.recv_dtype = dtype;
+    sum.count = 1000;
+    sum.recv = expected.data();
+    SumBlocks(sum);
+    RunKernel("shard_sum_blocks",
+              cuda::SumBlocksArgs{own.data(), peers.data(), 1, 3, dtype, dtype,
+                                  false, 1000, own.data()},
+              kGrids[1]);
+    own.ExpectEqual(&expected, 1000);
   }
 }
 
