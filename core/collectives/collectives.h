@@ -35,6 +35,7 @@
 #define SHARD_CORE_COLLECTIVES_COLLECTIVES_H_
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -42,6 +43,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
+#include "core/base/transport.h"
 #include "core/comm/communicator.h"
 #include "core/comm/exchange.h"
 #include "core/comm/rank_set.h"
@@ -77,6 +79,16 @@ class Collectives {
   // as one. Groups do not nest.
   virtual void BeginGroup(Stream* stream) = 0;
   virtual void EndGroup(Stream* stream) = 0;
+
+  // Has `handler` called, in any thread and while the result lives, when
+  // collectives that run on a device are ended from outside of it: with the
+  // error, and before the streams go on. It fails all streams whose work may
+  // use what did not come (Stream::Fail). Once the result is gone, the handler
+  // does not run any more.
+  using FailureHandler = std::function<void(const Status&)>;
+  virtual std::shared_ptr<void> OnFailure(FailureHandler /*handler*/) {
+    return nullptr;
+  }
 
   // Sets when the collectives end that are enqueued from here on; null: each
   // after a time of its own. Returns what held before.
@@ -114,7 +126,15 @@ class CollectiveDeadline {
   const std::optional<Deadline> before_;
 };
 
+// The most that a ReduceScatter needs of memory beside its arguments.
+struct ReduceMemory {
+  size_t peer_bytes = 0;   // The blocks of the other ranks.
+  size_t block_bytes = 0;  // One block.
+};
+
 struct CollectivesOptions {
+  Transport transport = Transport::kStaged;
+  ReduceMemory reduce;
   // Seconds that a collective may take which has no deadline (SetDeadline).
   double timeout = 60;
   // The bytes of memory through which tensors pass that the host does not
@@ -131,9 +151,10 @@ size_t StagingBytes(int world_size, const CollectivesOptions& options = {});
 // the same strides and counts on all ranks. Errors: kInvalidArgument on all
 // ranks for a set that does not divide the world, or that lacks this rank;
 // kDesync where strides, counts or staging memory differ; kResourceExhausted on
-// all ranks. The result does not use `control` and `device` any more. All that
+// all ranks. The result does not use `control` and `device` any more, but for the
+// observer of `control`. All that
 // it has enqueued must have run, or been dropped, before it is destroyed.
-StatusOr<std::unique_ptr<Collectives>> OpenCollectives(
+StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
     Communicator* control, Device* device, std::span<const RankSet> sets,
     const CollectivesOptions& options, const Deadline& deadline);
 

@@ -35,11 +35,16 @@ size_t StagingBytes(int world_size, const CollectivesOptions& options) {
   return staged::StagingBytes(options.staging_bytes, world_size);
 }
 
-StatusOr<std::unique_ptr<Collectives>> OpenCollectives(
+StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
     Communicator* control, Device* device, std::span<const RankSet> sets,
     const CollectivesOptions& options, const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(control, kWhat, CheckSets(sets, *control), deadline));
+  if (control->world_size() > 1 && options.transport != Transport::kStaged) {
+    SHARD_ASSIGN_OR_RETURN(
+        auto own, device->OpenCollectives(control, sets, options, deadline));
+    if (own != nullptr) return own;
+  }
   const size_t staging_bytes =
       device->IsHostMemory() ? 0 : StagingBytes(control->world_size(), options);
   SHARD_RETURN_IF_ERROR(CheckAgreement(
@@ -64,13 +69,13 @@ StatusOr<std::unique_ptr<Collectives>> OpenCollectives(
   SHARD_ASSIGN_OR_RETURN(auto exchange,
                          control->OpenExchange("tensors", deadline));
   std::vector<RankSet> own(sets.begin(), sets.end());
-  std::unique_ptr<Collectives> collectives;
+  std::shared_ptr<Collectives> collectives;
   if (staging_bytes > 0) {
-    collectives = std::make_unique<staged::StagedCollectives>(
+    collectives = std::make_shared<staged::StagedCollectives>(
         std::move(exchange), std::move(own), options.timeout, control->rank(),
         std::move(staging));
   } else {
-    collectives = std::make_unique<cpu::CpuCollectives>(
+    collectives = std::make_shared<cpu::CpuCollectives>(
         std::move(exchange), std::move(own), options.timeout);
   }
   return collectives;

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -30,9 +31,15 @@
 #include "core/base/deadline.h"
 #include "core/base/offload.h"
 #include "core/base/status.h"
+#include "core/base/transport.h"
 #include "core/device/stream.h"
 
 namespace shard {
+
+class Collectives;
+struct CollectivesOptions;
+class Communicator;
+struct RankSet;
 
 // Memory with one owner, which frees it. Zero-filled at first, aligned to a
 // page. An allocation of 0 bytes holds nothing: data() is null.
@@ -158,6 +165,15 @@ class Device {
   // the device has no kernel for; kResourceExhausted.
   virtual Status Prepare(UpdateList* /*list*/) { return Status(); }
 
+  // Opens collectives (core/collectives/collectives.h) that the device has of
+  // its own. COLLECTIVE. Null on all ranks where they cannot be used, which is
+  // logged with the reason: tensors then pass through the host's memory.
+  virtual StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
+      Communicator* /*control*/, std::span<const RankSet> /*sets*/,
+      const CollectivesOptions& /*options*/, const Deadline& /*deadline*/) {
+    return std::shared_ptr<Collectives>();
+  }
+
   // Finds the BLAS with which Stream::Update multiplies matrices, once,
   // and returns its name. Errors: kBackendUnavailable, which lists the
   // libraries that were tried.
@@ -177,13 +193,17 @@ class Device {
 //              Loads libshard_cuda.so from beside this library.
 //              ?offload=states, optimizer states lie in the host's memory,
 //              where its threads step them; &offload_threads=N, threads for
-//              each rank (4; at most 256).
+//              each rank (4; at most 256). ?collectives=nccl, tensors move
+//              between ranks by NCCL or not at all; =auto, by NCCL where all
+//              ranks can use it; =staged (the default), through the host's
+//              memory.
 StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view spec);
 
 // The device that a spec names.
 struct DeviceChoice {
   DeviceId::Kind kind = DeviceId::Kind::kCpu;
   std::optional<Offload> offload;
+  Transport transport = Transport::kStaged;
 };
 
 // Reads a spec of a device, which this machine need not have.

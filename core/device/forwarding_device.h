@@ -60,6 +60,11 @@ class ForwardingDevice : public Device {
     return device_->CheckPlace(memory, place);
   }
   Status Prepare(UpdateList* list) override { return device_->Prepare(list); }
+  StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
+      Communicator* control, std::span<const RankSet> sets,
+      const CollectivesOptions& options, const Deadline& deadline) override {
+    return device_->OpenCollectives(control, sets, options, deadline);
+  }
   StatusOr<std::string> LoadBlas() override { return device_->LoadBlas(); }
 
  protected:

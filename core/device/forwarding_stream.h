@@ -66,6 +66,7 @@ class ForwardingStream : public Stream {
   void OnError(std::function<void(const Status&)> handler) override {
     stream_->OnError(std::move(handler));
   }
+  void Fail(const Status& error) override { stream_->Fail(error); }
   void Call(std::string_view what, std::function<Status()> work) override {
     stream_->Call(what, std::move(work));
   }

@@ -111,6 +111,18 @@ StatusOr<std::optional<Offload>> TakeOffload(std::string_view text,
   return std::optional<Offload>(offload);
 }
 
+// Takes the key of collectives out of a spec.
+StatusOr<Transport> TakeTransport(std::string_view text, Spec* spec) {
+  if (spec->name() != "cuda") return Transport::kStaged;
+  const std::string name = spec->TakeString("collectives", "staged");
+  if (name == "auto") return Transport::kAuto;
+  if (name == "nccl") return Transport::kNccl;
+  if (name == "staged") return Transport::kStaged;
+  return InvalidArgument("'", text, "': collectives='", name,
+                         "' is unknown; known: auto, nccl, and staged, through "
+                         "the host's memory");
+}
+
 }  // namespace
 
 StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view text) {
@@ -118,6 +130,7 @@ StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view text) {
   SHARD_ASSIGN_OR_RETURN(Spec spec, Spec::Parse(text));
   SHARD_ASSIGN_OR_RETURN(const std::optional<Offload> offload,
                          TakeOffload(text, &spec));
+  SHARD_RETURN_IF_ERROR(TakeTransport(text, &spec).status());
   SHARD_ASSIGN_OR_RETURN(auto device, OpenPlain(text, &spec));
   if (!offload) return device;
   SHARD_ASSIGN_OR_RETURN(auto host, cpu::OpenDevice());
@@ -129,6 +142,7 @@ StatusOr<DeviceChoice> ReadDeviceSpec(std::string_view text) {
   SHARD_ASSIGN_OR_RETURN(Spec spec, Spec::Parse(text));
   DeviceChoice choice;
   SHARD_ASSIGN_OR_RETURN(choice.offload, TakeOffload(text, &spec));
+  SHARD_ASSIGN_OR_RETURN(choice.transport, TakeTransport(text, &spec));
   if (spec.name() == "cuda") {
     SHARD_RETURN_IF_ERROR(CheckCuda(text, spec));
     choice.kind = DeviceId::Kind::kCuda;

@@ -122,6 +122,11 @@ class Stream {
   // it must not use the stream. REQUIRES: the stream was given nothing yet.
   virtual void OnError(std::function<void(const Status&)> handler) = 0;
 
+  // Fails the stream, unless it has failed, with an error that was found
+  // elsewhere: events that were not done have it, too, whatever the device then
+  // comes to. Any thread. For streams that run no work inside the call.
+  virtual void Fail(const Status& /*error*/) {}
+
   // Runs `work` on a thread of the host, in stream order. `what` names the work
   // in errors. REQUIRES: `work` ends by itself: its waits have deadlines.
   virtual void Call(std::string_view what, std::function<Status()> work) = 0;

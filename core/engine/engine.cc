@@ -24,19 +24,25 @@ namespace shard {
 
 namespace {
 
-StatusOr<std::shared_ptr<Device>> OpenDeviceOf(const EngineOptions& options) {
+StatusOr<std::shared_ptr<Device>> OpenDeviceOf(const EngineOptions& options,
+                                               Transport* transport) {
+  *transport = options.transport;
   if (options.opened_device != nullptr) return options.opened_device;
+  SHARD_ASSIGN_OR_RETURN(const DeviceChoice choice,
+                         ReadDeviceSpec(options.device));
+  *transport = choice.transport;
   return OpenDevice(options.device);
 }
 
 // Describes what decides how ranks move tensors, and so is the same on all.
-void DescribeDevice(const Device& device, FactSink* sink) {
+void DescribeDevice(const Device& device, Transport transport, FactSink* sink) {
   const bool is_cpu = device.id().kind == DeviceId::Kind::kCpu;
   sink->Add("", "kind of device", is_cpu ? "cpu" : "cuda");
   sink->Add("", "device reaches shared memory",
             device.ReachesSharedMemory() ? "yes" : "no");
   sink->Add("", "offload of optimizer states",
             device.offload() == nullptr ? "no" : "yes");
+  sink->Add("", "collectives", static_cast<int>(transport));
 }
 
 }  // namespace
@@ -51,6 +57,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
 StatusOr<std::unique_ptr<Engine>> Engine::Make(
     std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
     const StatusOr<EngineOptions>& options) {
+  Transport transport = Transport::kStaged;
   const double given = options.ok() ? options->timeout : 0;
   const double timeout = given > 0 ? given : comm->timeout();
   const Deadline deadline = Deadline::After(timeout);
@@ -60,7 +67,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
   std::shared_ptr<Stream> host_stream;
   if (local.ok()) local = CheckEngineOptions(*options);
   if (local.ok()) {
-    auto opened = OpenDeviceOf(*options);
+    auto opened = OpenDeviceOf(*options, &transport);
     local = opened.status();
     if (opened.ok()) device = *std::move(opened);
   }
@@ -83,7 +90,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
       comm.get(), "the engine's options",
       [&](FactSink* sink) {
         DescribeEngineOptions(*options, sink);
-        DescribeDevice(*device, sink);
+        DescribeDevice(*device, transport, sink);
       },
       deadline));
   SHARD_RETURN_IF_ERROR(
@@ -105,9 +112,9 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
   SHARD_ASSIGN_OR_RETURN(
       auto own, comm->Duplicate("engine", shard::SharesTensors(*comm, *device),
                                 deadline));
-  std::unique_ptr<Engine> engine(
-      new Engine(std::move(comm), std::move(own), std::move(device),
-                 std::move(host_stream), std::move(hypers), *options, timeout));
+  std::unique_ptr<Engine> engine(new Engine(
+      std::move(comm), std::move(own), std::move(device),
+      std::move(host_stream), std::move(hypers), *options, transport, timeout));
   SHARD_ASSIGN_OR_RETURN(
       auto runtime,
       EngineRuntime::Create(std::move(plan), engine->comm_.get(),
@@ -121,15 +128,18 @@ Engine::Engine(std::shared_ptr<Communicator> host_comm,
                std::shared_ptr<Communicator> comm,
                std::shared_ptr<Device> device,
                std::shared_ptr<Stream> host_stream, Hypers hypers,
-               const EngineOptions& options, double timeout)
+               const EngineOptions& options, Transport transport,
+               double timeout)
     : host_comm_(std::move(host_comm)),
       comm_(std::move(comm)),
       device_(std::move(device)),
       host_(std::move(host_stream)),
       timeout_(timeout),
       owner_(::getpid()),
-      runtime_options_{timeout, options.missing_grads != MissingGrads::kError,
-                       options.overlap, &bound_, &host_},
+      runtime_options_{
+          timeout,         options.missing_grads != MissingGrads::kError,
+          options.overlap, transport,
+          &bound_,         &host_},
       hypers_(std::move(hypers)),
       counters_(options.loss_scaler),
       initial_params_(comm_.get(), device_.get()),

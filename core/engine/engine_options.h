@@ -10,6 +10,7 @@
 
 #include "core/base/facts.h"
 #include "core/base/status.h"
+#include "core/base/transport.h"
 #include "core/device/device.h"
 #include "core/engine/step/step_coordinator.h"
 #include "core/optim/loss_scaler.h"
@@ -24,8 +25,10 @@ struct EngineOptions {
   // sent; the host acquires each unit before it reads the unit's parameters.
   bool overlap = false;
   std::string device;  // As OpenDevice takes it.
-  // For tests: a device to use in place of `device`; null: none.
+  // For tests: a device to use in place of `device`, or null, and how tensors
+  // move between such devices.
   std::shared_ptr<Device> opened_device = nullptr;
+  Transport transport = Transport::kStaged;
 };
 
 // Returns kInvalidArgument for a value of missing_grads that does not exist.

@@ -34,6 +34,7 @@ namespace shard {
   /* Messages: */                                                         \
   EVENT(kPlan, "plan", "engine", kInfo)                                   \
   EVENT(kPlanText, "plan_text", "engine", kDebug)                         \
+  EVENT(kTransport, "transport", "engine", kInfo)                         \
   EVENT(kPlanWarning, "plan_warning", "engine", kWarning)                 \
   EVENT(kSkipped, "skipped", "step", kInfo)                               \
   EVENT(kStranger, "stranger", "comm", kWarning)                          \

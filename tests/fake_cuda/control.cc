@@ -277,6 +277,14 @@ struct FailuresOfEnvironment {
   }
 } failures_of_environment;
 
+// Such a program has as many devices as SHARD_FAKE_CUDA_DEVICES says.
+struct DevicesOfEnvironment {
+  DevicesOfEnvironment() {
+    const char* const text = std::getenv("SHARD_FAKE_CUDA_DEVICES");
+    if (text != nullptr) TheFake()->options.devices = std::atoi(text);
+  }
+} devices_of_environment;
+
 // Such a program has guarded devices with SHARD_FAKE_CUDA_GUARD.
 struct GuardOfEnvironment {
   GuardOfEnvironment() {

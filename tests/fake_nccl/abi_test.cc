@@ -6,28 +6,16 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/core/base/called_alike.h"
+
 #if defined(SHARD_HAS_CUDA_H) && __has_include(<nccl.h>)
 
 #include <nccl.h>
 
 #include <cstddef>
-#include <type_traits>
 
 namespace shard::testing::fake_nccl {
 namespace {
-
-// Whether a caller passes both types in the same way.
-template <typename A, typename B>
-constexpr bool kPassedAlike =
-    sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>;
-
-template <typename A, typename B>
-struct CalledAlike : std::false_type {};
-template <typename R, typename... A, typename S, typename... B>
-requires(sizeof...(A) ==
-         sizeof...(B)) struct CalledAlike<R (*)(A...), S (*)(B...)>
-    : std::bool_constant<kPassedAlike<R, S> && (kPassedAlike<A, B> && ...)> {
-};
 
 struct Functions {
 #define SHARD_POINTER(symbol, parameters) Result(*symbol) parameters;

@@ -66,7 +66,7 @@ grep -qE "^graphs +passed +4 of 4 checks" "$TEST_TMPDIR/out" ||
 grep -qE "^offload +passed +7 of 7 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 # The sample's pass, that its losses fall, the losses, and offloaded states.
-grep -qE "^model +passed +4 of 4 checks" "$TEST_TMPDIR/out" ||
+grep -qE "^model +passed +5 of 5 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 # Muon's three precisions are as near to the CPU's as they are to be.
 grep -qE "^muon +passed +3 of 3 checks" "$TEST_TMPDIR/out" ||
@@ -140,7 +140,7 @@ for wrong in "" pass losses params; do
   export wrong
   check --part model && [[ -n "$wrong" ]] && fail "model: $wrong"
   case "$wrong" in
-    "") line="^model +passed +4 of 4" ;;
+    "") line="^model +passed +5 of 5" ;;
     pass) line="FAILED loss and gradients of a pass: loss 1e-3 WRONG" ;;
     losses) line="FAILED 2 losses within 0.001: .*4.005, and 4 on" ;;
     params) line="FAILED offloaded states, the same parameters: " ;;

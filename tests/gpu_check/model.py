@@ -157,6 +157,10 @@ def check_model(device, options, folder):
                          f"{device}?offload=states")
     holds.append(compare_params("offloaded states, the same parameters",
                                 offloaded, gpu))
+    captured = Training(folder, "captured", options, "--device", device,
+                        "--capture")
+    holds.append(compare_params("a captured step, the same parameters",
+                                captured, gpu))
     return all(holds)
 
 

@@ -52,6 +52,7 @@ class WorkerStream final : public Stream {
   void OnError(std::function<void(const Status&)> handler) override {
     queue_->OnError(std::move(handler));
   }
+  void Fail(const Status& error) override { queue_->Fail(error); }
   void Call(std::string_view what, std::function<Status()> work) override;
   Event Record() override { return queue_->Record(); }
   void Wait(const Event& event, const Deadline& deadline) override {

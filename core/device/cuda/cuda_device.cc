@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/collectives/nccl/open.h"
 #include "core/device/cuda/context.h"
 #include "core/device/cuda/cublas.h"
 #include "core/device/cuda/cuda_stream.h"
@@ -68,6 +69,12 @@ class CudaDevice final : public Device {
     return CudaStream::Wrap(context_, kernels_,
                             native == nullptr ? LegacyStream() : stream,
                             "shard-host");
+  }
+
+  StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
+      Communicator* control, std::span<const RankSet> sets,
+      const CollectivesOptions& options, const Deadline& deadline) override {
+    return nccl::OpenCollectives(control, this, sets, options, deadline);
   }
 
   StatusOr<std::string> LoadBlas() override {

@@ -61,7 +61,7 @@ bool CudaEvent::IsDone() const {
         done, core_->context()->Await(event_, Deadline::After(0), nullptr));
     return Status();
   });
-  if (!status.ok()) return true;
+  if (!status.ok() || core_->is_poisoned()) return true;
   if (done) is_done_.store(true, std::memory_order_release);
   return done;
 }
@@ -71,10 +71,13 @@ Status CudaEvent::Synchronize(const Deadline& deadline) const {
   SHARD_RETURN_IF_ERROR(given_.Synchronize(deadline));
   bool done = false;
   const Status status = core_->context()->Run([&] {
-    SHARD_ASSIGN_OR_RETURN(done,
-                           core_->context()->Await(event_, deadline, nullptr));
+    SHARD_ASSIGN_OR_RETURN(
+        done, core_->context()->Await(event_, deadline,
+                                      [this] { return core_->is_poisoned(); }));
     return Status();
   });
+  // The device may have come to the event without what it waits for.
+  if (core_->is_poisoned()) return core_->status();
   if (!status.ok()) {
     const Status failed = core_->InContext(last_, status);
     core_->Fail(failed);

@@ -70,6 +70,7 @@ class CudaStream final : public Stream {
   void Update(const UpdateList& list, size_t range, const StepBlocks& step,
               const GradientSources* gradients) override;
   void OnError(std::function<void(const Status&)> handler) override;
+  void Fail(const Status& error) override { core_->Poison(error); }
   void Call(std::string_view what, std::function<Status()> work) override;
   void Native(std::string_view what,
               std::function<Status(void* native)> give) override;

@@ -125,6 +125,11 @@ void StreamCore::Fail(const Status& status) {
   if (on_error_) on_error_(status);
 }
 
+void StreamCore::Poison(const Status& status) {
+  Fail(status);
+  poisoned_.store(true, std::memory_order_release);
+}
+
 Status StreamCore::status() const {
   if (Status failed = CaptureError(); !failed.ok()) return failed;
   if (queue_ != nullptr) return queue_->status();

@@ -9,6 +9,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -56,6 +57,10 @@ class StreamCore {
   void OnError(std::function<void(const Status&)> handler);
   // Fails the stream, unless it has failed or ended. Any thread.
   void Fail(const Status& status);
+  // The same for an error that was found elsewhere: events that were not done
+  // have it.
+  void Poison(const Status& status);
+  bool is_poisoned() const { return poisoned_.load(std::memory_order_acquire); }
   Status status() const;
   // Returns whether work may go to the driver now.
   WorkQueue::Turn turn() const;
@@ -106,6 +111,7 @@ class StreamCore {
   // The host's stream, between BeginCapture and EndCapture. Set while mutex_ is
   // held, by the thread that uses the stream.
   std::optional<CuStream> captured_;
+  std::atomic<bool> poisoned_ = false;
   Status capture_error_;  // GUARDED_BY(mutex_)
   // An event may be the first that a stream is given.
   std::string_view last_ = "record an event";

@@ -3,6 +3,7 @@
 #include "core/engine/step/engine_runtime.h"
 
 #include <utility>
+#include <vector>
 
 #include "core/engine/transfer/plan_sets.h"
 
@@ -22,7 +23,10 @@ StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
     SHARD_ASSIGN_OR_RETURN(
         runtime->collectives_,
         OpenCollectives(comm, device, sets.ToOpen(),
-                        {.timeout = options.timeout}, deadline));
+                        {.transport = options.transport,
+                         .reduce = sets.Reductions(*runtime->plan_),
+                         .timeout = options.timeout},
+                        deadline));
     SHARD_ASSIGN_OR_RETURN(runtime->proposals_, OpenProposals(comm, deadline));
   }
   SHARD_ASSIGN_OR_RETURN(
@@ -137,6 +141,13 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   step_deps.overlap =
       options.overlap && !comm->direct() && !plan_->shards_params();
   SHARD_ASSIGN_OR_RETURN(stepper_, Stepper::Create(step_deps));
+  on_failure_ = collectives_->OnFailure(
+      [streams = std::vector<Stream*>{compute_.get(), moving_.get(),
+                                      &queue_->stream()},
+       updates = updates_.get()](const Status& error) {
+        for (Stream* const stream : streams) stream->Fail(error);
+        if (updates != nullptr) updates->Fail(error);
+      });
   return Status();
 }
 

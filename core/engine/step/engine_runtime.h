@@ -33,6 +33,7 @@ class EngineRuntime {
     double timeout;
     bool allow_missing;
     bool overlap;
+    Transport transport;
     // Both must outlive the runtime.
     const BoundMemory* bound;
     HostStream* host;
@@ -97,6 +98,7 @@ class EngineRuntime {
   std::unique_ptr<Stream> moving_;
   std::unique_ptr<Stream> updates_;  // As Stepper::Dependencies has it.
   std::unique_ptr<CommQueue> queue_;
+  std::shared_ptr<void> on_failure_;  // Of the collectives: fails streams.
 };
 
 }  // namespace shard

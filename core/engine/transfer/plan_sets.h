@@ -3,8 +3,12 @@
 #ifndef SHARD_CORE_ENGINE_TRANSFER_PLAN_SETS_H_
 #define SHARD_CORE_ENGINE_TRANSFER_PLAN_SETS_H_
 
+#include <algorithm>
+#include <cstddef>
 #include <vector>
 
+#include "core/base/dtype.h"
+#include "core/collectives/collectives.h"
 #include "core/comm/rank_set.h"
 #include "core/flat/plan.h"
 
@@ -21,6 +25,28 @@ struct PlanSets {
   std::vector<RankSet> ToOpen() const {
     if (replicas.count == 1) return {all};
     return {all, shard_group, replicas};
+  }
+
+  // Returns the memory that reductions of the plan's gradients take.
+  ReduceMemory Reductions(const Plan& plan) const {
+    ReduceMemory memory;
+    for (const FlatBufferPlan& buffer : plan.buffers()) {
+      if (!buffer.trainable) continue;
+      const size_t range =
+          DTypeBytes(buffer.grad_dtype, buffer.layout.shard_numel());
+      const auto add = [&](const RankSet& set, size_t bytes) {
+        const auto peers = static_cast<size_t>(set.count - 1);
+        memory.peer_bytes = std::max(memory.peer_bytes, peers * bytes);
+        memory.block_bytes = std::max(memory.block_bytes, bytes);
+      };
+      if (replicas.count == 1 || plan.options().deterministic) {
+        add(all, range);
+      } else {
+        add(shard_group, range * static_cast<size_t>(replicas.count));
+        add(replicas, range);
+      }
+    }
+    return memory;
   }
 
   RankSet all;

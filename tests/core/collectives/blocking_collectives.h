@@ -78,7 +78,7 @@ class BlockingCollectives {
 
   Communicator* const comm_;
   const std::shared_ptr<Device> device_;
-  std::unique_ptr<Collectives> collectives_;
+  std::shared_ptr<Collectives> collectives_;
 };
 
 }  // namespace shard::testing

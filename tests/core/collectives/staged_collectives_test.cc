@@ -109,7 +109,7 @@ class StagedRank {
  private:
   Communicator* const comm_;
   const std::shared_ptr<Device> device_;
-  std::unique_ptr<Collectives> collectives_;
+  std::shared_ptr<Collectives> collectives_;
   // Destroyed first: its work uses the collectives.
   std::unique_ptr<Stream> stream_;
 };

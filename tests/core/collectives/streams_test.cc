@@ -47,7 +47,7 @@ struct StreamRank {
   Communicator* const comm;
   const RankSet all;
   const std::shared_ptr<Device> device;
-  std::unique_ptr<Collectives> collectives;
+  std::shared_ptr<Collectives> collectives;
   // Destroyed first: their work uses the collectives.
   std::unique_ptr<Stream> compute;
   std::unique_ptr<Stream> moving;

@@ -104,7 +104,7 @@ bool TestsAreOn(std::string_view device) {
 }
 
 std::vector<const char*> DeviceSpecs(std::initializer_list<const char*> usual) {
-  if (TestsAreOn("fake_cuda")) return {"cuda:0"};
+  if (TestsAreOn("fake_cuda") || TestsAreOn("fake_nccl")) return {"cuda:0"};
   if (TestsAreOn("offloaded")) return {"cuda:0?offload=states"};
   return usual;
 }

@@ -70,7 +70,8 @@ bool TestsAreOn(std::string_view device);
 
 // Whether they are on the fake of CUDA's driver.
 inline bool TestsAreOnGpu() {
-  return TestsAreOn("fake_cuda") || TestsAreOn("offloaded");
+  return TestsAreOn("fake_cuda") || TestsAreOn("offloaded") ||
+         TestsAreOn("fake_nccl");
 }
 
 // Returns the devices that a suite is instantiated with: `usual`, or "cuda:0"

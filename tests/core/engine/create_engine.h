@@ -11,6 +11,8 @@
 //   fake_cuda "cuda:0" instead of "cpu", on a fake of CUDA's driver, which sees
 //             each such edge as well.
 //   offloaded The same with "cuda:0?offload=states".
+//   fake_nccl The same with a GPU for each rank, "cuda:RANK", between which a
+//             fake of NCCL moves tensors.
 //
 // Tests read and write tensors at KernelView's addresses, as a host's kernels
 // do.
@@ -22,6 +24,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/base/strings.h"
 #include "core/engine/engine.h"
 #include "tests/core/device/guard_device.h"
 #include "tests/core/device/guard_memory.h"
@@ -44,9 +47,12 @@ inline StatusOr<std::unique_ptr<Engine>> CreateEngine(
                      options->opened_device == nullptr &&
                      (options->device.empty() || options->device == "cpu");
     if (gpu) {
-      options->device =
-          TestsAreOn("offloaded") ? "cuda:0?offload=states" : "cuda:0";
+      options->device = TestsAreOn("offloaded") ? "cuda:0?offload=states"
+                        : TestsAreOn("fake_nccl")
+                            ? StrCat("cuda:", comm->rank())
+                            : "cuda:0";
     }
+    if (TestsAreOn("fake_nccl")) options->transport = Transport::kAuto;
     if (options->opened_device == nullptr) {
       // A wrong spec is left to the engine.
       auto device = testing::OpenTestDevice(options->device);

@@ -15,6 +15,12 @@ if [ "$SHARD_TEST_DEVICE" = fake_cuda ] || [ "$SHARD_TEST_DEVICE" = offloaded ];
   SHARD_FAKE_CUDA_STRICT=1
   export LD_LIBRARY_PATH SHARD_FAKE_CUDA_STRICT
 fi
+if [ "$SHARD_TEST_DEVICE" = fake_nccl ]; then
+  LD_LIBRARY_PATH="$PWD/tests/fake_nccl:$PWD/tests/fake_cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+  SHARD_FAKE_CUDA_STRICT=1
+  SHARD_FAKE_CUDA_DEVICES=64
+  export LD_LIBRARY_PATH SHARD_FAKE_CUDA_STRICT SHARD_FAKE_CUDA_DEVICES
+fi
 # The test filter of Bazel, which --gtest_filter would override, comes before the
 # tests that are left out.
 program="$1"

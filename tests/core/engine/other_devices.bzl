@@ -176,7 +176,8 @@ _OFFLOADED = {
     },
 }
 
-# Those of them that run in the long form alone. fake_cuda takes the other paths.
+# Those of them, and of fake_nccl's, that run in the long form alone. fake_cuda takes
+# the other paths.
 _OFFLOADED_LONG = {
     "//tests/core/engine:checkpoints_tests": [
         "CheckpointAsyncTest.*",
@@ -211,6 +212,24 @@ _OFFLOADED_LONG = {
     ],
 }
 
+# By program, the tests that are left out of its run on fakes of the driver and of
+# NCCL beside those of _FAKE_CUDA, and why.
+_FAKE_NCCL = {
+    "//tests/core/engine:checkpoints_tests": {
+        "CheckpointOptionsTest.*": "is about errors of arguments",
+        "DeviceStateTest.*": "opens the guard device itself",
+    },
+    "//tests/core/engine:gradients_tests": {
+        "*BoundMemoryTest.*": "moves no tensors between ranks",
+    },
+    "//tests/core/engine:steps_tests": {
+        "GatherAheadTest.*": "counts the calls of an Exchange",
+    },
+    "//tests/core/engine:units_tests": {
+        "*ValidProgramsTest.*": "is about the order of calls",
+    },
+}
+
 # Other programs with an engine run without the guard device:
 #
 #   core/engine:memory_test, many_tensors_test, state_memory_test
@@ -226,6 +245,15 @@ _OFFLOADED_LONG = {
 #       tensors
 #   api:..., sdk:..., samples:...
 #       see the C interface alone, which does not open the guard device
+
+_FAKE_DRIVER = ["//tests/fake_cuda:libcublasLt.so.13", "//tests/fake_cuda:libcuda.so.1"]
+
+# By device, the libraries that the loader is to find.
+_LIBRARIES = {
+    "fake_cuda": _FAKE_DRIVER,
+    "fake_nccl": _FAKE_DRIVER + ["//tests/fake_nccl:libnccl.so.2"],
+    "offloaded": _FAKE_DRIVER,
+}
 
 def _rerun(device, left_out_of, tags, only_long = {}):
     for label, left_out in left_out_of.items():
@@ -243,9 +271,7 @@ def _rerun(device, left_out_of, tags, only_long = {}):
                 "--gtest_filter=-" + ":".join(left_out.keys()),
                 "--only_long=" + ":".join(only_long.get(label, [])),
             ],
-            data = [":" + program] + (
-                ["//tests/fake_cuda:libcublasLt.so.13", "//tests/fake_cuda:libcuda.so.1"] if device in ("fake_cuda", "offloaded") else []
-            ),
+            data = [":" + program] + _LIBRARIES.get(device, []),
             tags = tags,
         )
 
@@ -262,3 +288,9 @@ def on_other_devices():
     _rerun("async", _ASYNC, ["tsanonly"])
     _rerun("fake_cuda", _FAKE_CUDA, ["nosan"], _FAKE_CUDA_LONG)
     _rerun("offloaded", _OFFLOADED, ["nosan"], _OFFLOADED_LONG)
+    _rerun(
+        "fake_nccl",
+        {label: dict(tests, **_FAKE_NCCL[label]) for label, tests in _FAKE_CUDA.items()},
+        ["nosan"],
+        _OFFLOADED_LONG,
+    )

@@ -5,29 +5,17 @@
 
 #include "gtest/gtest.h"
 #include "samples/gpt/cuda/api.h"
+#include "tests/core/base/called_alike.h"
 
 #if defined(SHARD_HAS_CUDA_H) && __has_include(<cublas_v2.h>)
 
 #include <cublas_v2.h>
 #include <cuda.h>
 
-#include <type_traits>
-
 namespace cuda_api_test {
 namespace {
 
-// Whether a caller passes both types in the same way.
-template <typename A, typename B>
-constexpr bool kPassedAlike =
-    sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>;
-
-template <typename A, typename B>
-struct CalledAlike : std::false_type {};
-template <typename R, typename... A, typename S, typename... B>
-requires(sizeof...(A) ==
-         sizeof...(B)) struct CalledAlike<R (*)(A...), S (*)(B...)>
-    : std::bool_constant<kPassedAlike<R, S> && (kPassedAlike<A, B> && ...)> {
-};
+using shard::testing::CalledAlike;
 
 #define CHECK(table, name, symbol)                                    \
   static_assert(                                                      \

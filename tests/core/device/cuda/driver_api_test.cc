@@ -7,28 +7,18 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/core/base/called_alike.h"
+
 #ifdef SHARD_HAS_CUDA_H
 
 #include <cuda.h>
 
 #include <cstddef>
-#include <type_traits>
 
 namespace shard::cuda {
 namespace {
 
-// Whether a caller passes both types in the same way.
-template <typename A, typename B>
-constexpr bool kPassedAlike =
-    sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>;
-
-template <typename A, typename B>
-struct CalledAlike : std::false_type {};
-template <typename R, typename... A, typename S, typename... B>
-requires(sizeof...(A) ==
-         sizeof...(B)) struct CalledAlike<R (*)(A...), S (*)(B...)>
-    : std::bool_constant<kPassedAlike<R, S> && (kPassedAlike<A, B> && ...)> {
-};
+using testing::CalledAlike;
 
 #define SHARD_CHECK(name, symbol, parameters)                             \
   static_assert(                                                          \

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// NCCL, opened at run time: the copy that the process has, or the one that the
+// loader finds.
+
+#ifndef SHARD_CORE_COLLECTIVES_NCCL_LIBRARY_H_
+#define SHARD_CORE_COLLECTIVES_NCCL_LIBRARY_H_
+
+#include <string>
+#include <string_view>
+
+#include "core/base/status.h"
+#include "core/collectives/nccl/nccl_api.h"
+#include "core/device/cuda/library.h"
+
+namespace shard::nccl {
+
+// The oldest version that is used, as ncclGetVersion counts: communicators are
+// split, and never block.
+inline constexpr int kOldestVersion = 21800;
+
+// Returns "2.28.9".
+std::string VersionText(int version);
+
+struct NcclLibrary {
+  cuda::Library library;
+  NcclApi api;
+  int version = 0;  // 22809 is 2.28.9.
+
+  // Returns the status of a call's result: "ncclAllGather: unhandled cuda error
+  // (1): ...". `comm`: whose last error is told, too, or null.
+  Status ToStatus(NcclResult result, std::string_view call,
+                  NcclComm comm) const;
+};
+
+// Opens the library, which is closed with the result unless it is kept. Errors:
+// kBackendUnavailable, with what is missing and where it comes from.
+StatusOr<NcclLibrary> OpenNccl();
+
+}  // namespace shard::nccl
+
+#endif  // SHARD_CORE_COLLECTIVES_NCCL_LIBRARY_H_

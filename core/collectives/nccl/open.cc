@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/collectives/nccl/open.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/collectives/nccl/library.h"
+#include "core/collectives/nccl/nccl_collectives.h"
+#include "core/collectives/nccl/rank_comms.h"
+#include "core/collectives/nccl/watchdog.h"
+#include "core/device/cuda/context.h"
+
+namespace shard::nccl {
+
+namespace {
+
+constexpr std::string_view kOpen = "open collectives by NCCL";
+
+// NCCL from here on lets ranks have a GPU in common.
+constexpr int kSharesGpus = 23000;
+
+using Gpu = std::array<char, 16>;
+
+// Returns two ranks that have one GPU, or nothing.
+std::optional<std::pair<size_t, size_t>> FindShared(
+    const std::vector<Gpu>& gpus) {
+  for (size_t r = 0; r < gpus.size(); ++r) {
+    for (size_t other = 0; other < r; ++other) {
+      if (gpus[other] == gpus[r]) return std::pair(other, r);
+    }
+  }
+  return std::nullopt;
+}
+
+// The NCCL of a rank.
+struct Found {
+  int32_t version = 0;                // 0: there is none.
+  std::array<char, 252> reason = {};  // Why.
+};
+
+// Returns why the ranks cannot use NCCL; "" where they can.
+std::string WhyNot(const std::vector<Found>& ranks,
+                   const std::optional<std::pair<size_t, size_t>>& shared) {
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const Found& rank = ranks[r];
+    if (rank.version == 0) {
+      return StrCat("rank ", r, ": ", rank.reason.data());
+    }
+    if (rank.version != ranks[0].version) {
+      return StrCat("rank 0 has NCCL ", VersionText(ranks[0].version),
+                    ", rank ", r, " has ", VersionText(rank.version),
+                    "; install one version on all hosts");
+    }
+  }
+  if (!shared || ranks[0].version >= kSharesGpus) return "";
+  return StrCat("ranks ", shared->first, " and ", shared->second,
+                " have one GPU, which NCCL ", VersionText(ranks[0].version),
+                " refuses; give each rank a GPU of its own");
+}
+
+// Finds the NCCL that all ranks can use. COLLECTIVE. Returns kNotFound on all
+// ranks, with the reason, where they have none.
+StatusOr<NcclLibrary> FindNccl(Communicator* control, Device* device,
+                               Transport transport, const Deadline& deadline) {
+  const auto room = device->FindMemoryRoom(deadline);
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(control, kOpen, room.status(), deadline));
+  const auto world_size = static_cast<size_t>(control->world_size());
+  std::vector<Gpu> gpus(world_size);
+  SHARD_RETURN_IF_ERROR(control->AllGather(kOpen, &room->id, sizeof(room->id),
+                                           gpus.data(), deadline));
+  const auto shared = FindShared(gpus);
+  if (shared && transport == Transport::kAuto) {
+    return NotFound("ranks ", shared->first, " and ", shared->second,
+                    " have one GPU");
+  }
+  auto library = OpenNccl();
+  Found mine;
+  if (library.ok()) {
+    mine.version = library->version;
+  } else {
+    const std::string& why = library.status().message();
+    std::memcpy(mine.reason.data(), why.data(),
+                std::min(why.size(), mine.reason.size() - 1));
+  }
+  std::vector<Found> ranks(world_size);
+  SHARD_RETURN_IF_ERROR(
+      control->AllGather(kOpen, &mine, sizeof(mine), ranks.data(), deadline));
+  const std::string why = WhyNot(ranks, shared);
+  if (!why.empty()) return NotFound(why);
+  return library;
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
+    Communicator* control, Device* device, std::span<const RankSet> sets,
+    const CollectivesOptions& options, const Deadline& deadline) {
+  auto library = FindNccl(control, device, options.transport, deadline);
+  if (library.status().code() == StatusCode::kNotFound) {
+    const std::string& why = library.status().message();
+    if (options.transport == Transport::kNccl) {
+      return BackendUnavailable("collectives=nccl: ", why);
+    }
+    if (control->rank() == 0) {
+      control->observer()->Log(EventId::kTransport,
+                               "tensors pass through the host's memory: ", why);
+    }
+    return std::shared_ptr<Collectives>();
+  }
+  SHARD_RETURN_IF_ERROR(library.status());
+  const std::string version = VersionText(library->version);
+
+  SHARD_ASSIGN_OR_RETURN(auto opened,
+                         control->OpenNotices("NCCL's collectives",
+                                              sizeof(Announcement), deadline));
+  const std::shared_ptr<Notices> notices = std::move(opened);
+  auto context = cuda::Context::Open(device->id().ordinal);
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(control, kOpen, context.status(), deadline));
+  SHARD_ASSIGN_OR_RETURN(
+      auto made, RankComms::Open(control, notices.get(), *std::move(context),
+                                 *std::move(library), sets, deadline));
+  NcclCollectives::Parts parts;
+  parts.comms = std::move(made);
+  parts.sets.assign(sets.begin(), sets.end());
+  parts.observer = control->observer();
+  parts.timeout = options.timeout;
+  parts.rank = control->rank();
+  const auto finish = [&]() -> Status {
+    SHARD_ASSIGN_OR_RETURN(parts.blocks,
+                           device->Allocate(options.reduce.peer_bytes,
+                                            "gradients of the other ranks"));
+    SHARD_ASSIGN_OR_RETURN(
+        parts.zeros, device->Allocate(options.reduce.block_bytes, "zeros"));
+    SHARD_ASSIGN_OR_RETURN(
+        parts.watchdog, Watchdog::Start(notices, parts.comms, options.timeout));
+    return Status();
+  };
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(control, kOpen, finish(), deadline));
+  if (control->rank() == 0) {
+    control->observer()->Log(EventId::kTransport, "tensors are moved by NCCL ",
+                             version,
+                             ", gradients are summed in the order of ranks");
+  }
+  return std::shared_ptr<Collectives>(
+      std::make_shared<NcclCollectives>(std::move(parts)));
+}
+
+}  // namespace shard::nccl

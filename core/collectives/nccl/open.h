@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef SHARD_CORE_COLLECTIVES_NCCL_OPEN_H_
+#define SHARD_CORE_COLLECTIVES_NCCL_OPEN_H_
+
+#include <memory>
+#include <span>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/collectives/collectives.h"
+#include "core/comm/communicator.h"
+#include "core/comm/rank_set.h"
+#include "core/device/device.h"
+
+namespace shard::nccl {
+
+// Opens collectives by NCCL, as Device::OpenCollectives. COLLECTIVE. `device`:
+// a GPU of the driver's order. Returns null on all ranks where NCCL cannot be
+// used: one of them has none, their versions differ, or two ranks have one GPU.
+// The reason is logged; with Transport::kNccl it is the error
+// kBackendUnavailable instead.
+StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
+    Communicator* control, Device* device, std::span<const RankSet> sets,
+    const CollectivesOptions& options, const Deadline& deadline);
+
+}  // namespace shard::nccl
+
+#endif  // SHARD_CORE_COLLECTIVES_NCCL_OPEN_H_

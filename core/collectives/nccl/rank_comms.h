@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RankComms: the communicators of NCCL that one rank has, one for each of its
+// sets of ranks.
+//
+// They never block: a call that is in progress is waited for with a check of
+// the caller's, which ends the wait. NCCL promises nothing for two threads in
+// one communicator, so each call is made under a lock, which is not held
+// between the polls of a wait.
+//
+// Thread-safe, but for the destructor. In a child of fork they may be
+// destroyed, and nothing else.
+
+#ifndef SHARD_CORE_COLLECTIVES_NCCL_RANK_COMMS_H_
+#define SHARD_CORE_COLLECTIVES_NCCL_RANK_COMMS_H_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/collectives/nccl/library.h"
+#include "core/collectives/nccl/nccl_api.h"
+#include "core/comm/communicator.h"
+#include "core/comm/notices.h"
+#include "core/comm/rank_set.h"
+#include "core/device/cuda/context.h"
+
+namespace shard::nccl {
+
+class RankComms {
+ public:
+  // Returns why a wait is to end; OK: it goes on.
+  using Check = std::function<Status()>;
+  // Calls of NCCL on a communicator.
+  using Calls = std::function<NcclResult(const NcclApi& api, NcclComm comm)>;
+
+  // Makes communicators of all ranks of `control` and of `sets`, those of this
+  // rank. COLLECTIVE. `library` is kept open for good. `notices`, of which none
+  // is posted yet, tell the ranks that one of them has failed, and end with its
+  // error. Errors: NCCL's, on the rank that has it; those of the family.
+  static StatusOr<std::unique_ptr<RankComms>> Open(
+      Communicator* control, Notices* notices,
+      std::shared_ptr<cuda::Context> context, NcclLibrary library,
+      std::span<const RankSet> sets, const Deadline& deadline);
+  // Ends the communicators. What was enqueued on them must have run, or been
+  // aborted.
+  ~RankComms();
+  RankComms(const RankComms&) = delete;
+  RankComms& operator=(const RankComms&) = delete;
+
+  const NcclLibrary& library() const { return library_; }
+  int world_size() const { return world_size_; }
+
+  // Makes `calls`, in one group, on the communicator of a set, and waits until
+  // NCCL has enqueued them. `what` names them in errors. REQUIRES: the context
+  // is current; the set was opened.
+  Status Enqueue(std::string_view what, const RankSet& set, const Calls& calls,
+                 const Check& check);
+
+  // Returns the first error that a communicator has met since.
+  Status AsyncError();
+
+  // Ends all that the communicators do on the device, and the communicators.
+  // Returns false where NCCL has not done so after kAbortSeconds: then nothing
+  // of them is freed. Any later call on them is kCancelled.
+  static constexpr double kAbortSeconds = 10;
+  bool Abort() noexcept;
+
+ private:
+  struct Opened {
+    RankSet set;
+    NcclComm comm = nullptr;
+  };
+  RankComms(std::shared_ptr<cuda::Context> context, NcclLibrary library,
+            int world_size);
+
+  Status OpenAll(const NcclId& id, std::span<const RankSet> sets, int rank,
+                 const Check& check);
+  Status Init(const NcclId& id, const RankSet& all, int rank,
+              const Check& check);
+  Status Split(const RankSet& set, int rank, const Check& check);
+  // Waits until a call that gave `result` is no longer in progress.
+  Status Await(std::string_view call, NcclResult result, NcclComm comm,
+               const Check& check, std::unique_lock<std::mutex>* lock);
+  // Ends the communicators without an abort. Returns false where that takes too
+  // long.
+  bool Finalize() noexcept;
+  NcclComm Find(const RankSet& set) const;
+  // Leaves no communicator to later calls, and returns those that there were.
+  std::vector<NcclComm> TakeAll();
+
+  const std::shared_ptr<cuda::Context> context_;
+  const NcclLibrary library_;
+  const NcclApi& api_ = library_.api;
+  const int world_size_;
+  const pid_t owner_;
+  std::mutex mutex_;
+  // GUARDED_BY(mutex_). Their places stay: NCCL may write a handle later.
+  std::vector<std::unique_ptr<Opened>> comms_;
+  bool opened_ = false;   // GUARDED_BY(mutex_); all of them.
+  bool aborted_ = false;  // GUARDED_BY(mutex_); or ended.
+};
+
+}  // namespace shard::nccl
+
+#endif  // SHARD_CORE_COLLECTIVES_NCCL_RANK_COMMS_H_

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/collectives/nccl/watchdog.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "core/base/dtype.h"
+#include "core/base/strings.h"
+
+namespace shard::nccl {
+
+namespace {
+
+// A rank that is gone may have done its part of a collective, which then ends.
+// Seconds that it is given to.
+constexpr double kGoneSeconds = 0.5;
+
+// Collectives are short, but nobody waits for the watch of one.
+class Pause {
+ public:
+  void Take() {
+    std::this_thread::sleep_for(next_);
+    next_ = std::min(2 * next_, kLongest);
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kLongest{20};
+  std::chrono::milliseconds next_{1};
+};
+
+std::string_view NameOf(Announcement::Kind kind) {
+  switch (kind) {
+    case Announcement::Kind::kReduceScatter:
+      return "a reduce-scatter";
+    case Announcement::Kind::kAllGather:
+      return "an all-gather";
+    default:
+      return "a broadcast";
+  }
+}
+
+}  // namespace
+
+std::string Announcement::ToText() const {
+  std::string text = StrCat(NameOf(kind), " '",
+                            std::string_view(tag, ::strnlen(tag, kTagBytes)),
+                            "' of ", count, " ");
+  if (kind == Kind::kReduceScatter) {
+    StrAppend(&text, DTypeName(static_cast<DType>(dtype)), " to ",
+              DTypeName(static_cast<DType>(recv_dtype)),
+              add != 0 ? ", added," : "");
+    if (block_groups != 1) StrAppend(&text, " in ", block_groups, " groups");
+  } else {
+    StrAppend(&text, "bytes");
+  }
+  StrAppend(&text, " over ", ranks, " ranks");
+  if (stride != 1) StrAppend(&text, " in steps of ", stride);
+  if (kind == Kind::kBroadcast) StrAppend(&text, " from rank ", root);
+  return text;
+}
+
+StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(
+    std::shared_ptr<Notices> notices, std::shared_ptr<RankComms> comms,
+    double timeout) {
+  auto shared = std::make_shared<Shared>();
+  shared->notices = std::move(notices);
+  shared->comms = std::move(comms);
+  shared->timeout = timeout;
+  std::unique_ptr<Watchdog> watchdog(new Watchdog(std::move(shared)));
+  SHARD_ASSIGN_OR_RETURN(watchdog->queue_,
+                         WorkQueue::Start(std::make_shared<Monitor>(),
+                                          "shard-watchdog", Pauses()));
+  watchdog->shared_->queue = watchdog->queue_.get();
+  return watchdog;
+}
+
+Status Watchdog::Announce(const Announcement& mine, const Deadline& deadline) {
+  ++announced_;
+  Status differs;
+  const Status posted = shared_->notices->Post(
+      &mine,
+      [&](int rank, const void* notice) {
+        Announcement other;
+        std::memcpy(&other, notice, sizeof(other));
+        if (std::memcmp(&other, &mine, sizeof(other)) == 0 || !differs.ok()) {
+          return;
+        }
+        differs = Desync(rank, "the ranks enqueued different collectives: ",
+                         "this rank ", mine.ToText(), ", rank ", rank, " ",
+                         other.ToText(), " (collective ", announced_,
+                         "); every rank must make the same calls in the same "
+                         "order");
+      },
+      deadline);
+  SHARD_RETURN_IF_ERROR(posted);
+  if (!differs.ok()) Report(differs);
+  return differs;
+}
+
+RankComms::Check Watchdog::CheckUntil(const Deadline& deadline) const {
+  return [notices = shared_->notices, number = announced_, deadline] {
+    return notices->Check(number, deadline);
+  };
+}
+
+void Watchdog::Watch(std::string_view tag, Event begin, Event end,
+                     std::optional<Deadline> call) {
+  const Work work = {tag, announced_, std::move(begin), std::move(end), call};
+  queue_->Push(
+      tag, [shared = shared_, work] { return WatchOne(shared.get(), work); });
+}
+
+void Watchdog::Report(const Status& error) { shared_->Report(error); }
+
+std::shared_ptr<void> Watchdog::OnFailure(Handler handler) {
+  const std::lock_guard<std::mutex> lock(shared_->mutex);
+  auto at =
+      shared_->handlers.insert(shared_->handlers.end(), std::move(handler));
+  return std::shared_ptr<void>(nullptr, [shared = shared_, at](void*) {
+    const std::lock_guard<std::mutex> end(shared->mutex);
+    shared->handlers.erase(at);
+  });
+}
+
+void Watchdog::Shared::Report(const Status& error) {
+  notices->Fail(error);
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (!failed.ok()) return;
+  failed = error;
+  for (const Handler& handler : handlers) handler(error);
+}
+
+Status Watchdog::WatchOne(Shared* shared, const Work& work) {
+  std::optional<Deadline> deadline = work.call;
+  std::optional<Deadline> gone;
+  Pause pause;
+  const auto find_error = [&]() -> Status {
+    const Deadline never = Deadline::After(shared->timeout);
+    SHARD_RETURN_IF_ERROR(
+        shared->notices->Check(work.number, deadline.value_or(never))
+            .WithContext(StrCat("NCCL, '", work.tag, "'")));
+    SHARD_RETURN_IF_ERROR(shared->comms->AsyncError());
+    const Status after = shared->notices->Check(work.number + 1, never);
+    if (after.code() != StatusCode::kRankLost) return Status();
+    if (!gone) gone = Deadline::After(kGoneSeconds);
+    return gone->Expired() ? after : Status();
+  };
+  while (!work.end.IsDone()) {
+    if (shared->queue->IsStopping()) return Status();
+    if (!deadline && work.begin.IsDone()) {
+      deadline = Deadline::After(shared->timeout);
+    }
+    if (const Status error = find_error(); !error.ok()) {
+      shared->Report(error);
+      shared->comms->Abort();
+      return error;
+    }
+    pause.Take();
+  }
+  return Status();
+}
+
+}  // namespace shard::nccl

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Watchdog: ends collectives of NCCL that do not end by themselves. NCCL waits
+// for ever for a rank that is dead, late, or has made another call, and so does
+// the device. A thread watches each collective in turn; when one is late, or
+// the family of the communicator has ended, it tells the family why, tells its
+// owner (OnFailure), and then aborts NCCL's communicators, so that the device
+// goes on.
+//
+// The ranks announce their collectives to each other before they enqueue them
+// (Announce). So a rank that enqueues something else is found at once, and one
+// that is late is known by name.
+//
+// Threads: one at a time announces and watches; OnFailure and Report may be
+// called from any thread.
+
+#ifndef SHARD_CORE_COLLECTIVES_NCCL_WATCHDOG_H_
+#define SHARD_CORE_COLLECTIVES_NCCL_WATCHDOG_H_
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/collectives/nccl/rank_comms.h"
+#include "core/comm/notices.h"
+#include "core/device/event.h"
+#include "core/device/work_queue/work_queue.h"
+
+namespace shard::nccl {
+
+// One rank's next collective, as the others see it. Without padding, so that it
+// is compared by its bytes.
+struct Announcement {
+  enum class Kind : int32_t { kReduceScatter, kAllGather, kBroadcast };
+  static constexpr size_t kTagBytes = 48;
+
+  Kind kind = Kind::kBroadcast;
+  int32_t stride = 0;  // Of the set, and its number of ranks.
+  int32_t ranks = 0;
+  int32_t root = 0;
+  uint64_t count = 0;  // Elements of a block, or bytes.
+  int32_t dtype = 0;
+  int32_t recv_dtype = 0;
+  int32_t add = 0;
+  int32_t block_groups = 0;
+  char tag[kTagBytes] = {};  // Padded with zeros.
+
+  std::string ToText() const;
+};
+
+class Watchdog {
+ public:
+  // `comms` is aborted when a collective is late. `timeout`: seconds, as
+  // CollectivesOptions has it. kResourceExhausted without a thread.
+  static StatusOr<std::unique_ptr<Watchdog>> Start(
+      std::shared_ptr<Notices> notices, std::shared_ptr<RankComms> comms,
+      double timeout);
+
+  // Announces this rank's next collective. Errors: those of the family; kDesync
+  // for a rank that has announced another one.
+  Status Announce(const Announcement& mine, const Deadline& deadline);
+
+  // Returns the check of the collective that was announced last, for waits of
+  // RankComms.
+  RankComms::Check CheckUntil(const Deadline& deadline) const;
+
+  // Watches the collective that was announced last. Its time begins with
+  // `begin`, and it is done at `end`. `call`: when its time ends, or null for
+  // the timeout.
+  void Watch(std::string_view tag, Event begin, Event end,
+             std::optional<Deadline> call);
+
+  // Ends the family with an error that was found elsewhere.
+  void Report(const Status& error);
+
+  // As Collectives::OnFailure.
+  using Handler = std::function<void(const Status&)>;
+  std::shared_ptr<void> OnFailure(Handler handler);
+
+ private:
+  struct Shared {
+    std::shared_ptr<Notices> notices;
+    std::shared_ptr<RankComms> comms;
+    double timeout;
+    std::mutex mutex;
+    std::list<Handler> handlers;  // GUARDED_BY(mutex)
+    Status failed;                // GUARDED_BY(mutex)
+    // Set before the first work.
+    const WorkQueue* queue = nullptr;
+
+    void Report(const Status& error);
+  };
+  struct Work {
+    std::string_view tag;
+    uint64_t number;
+    Event begin;
+    Event end;
+    std::optional<Deadline> call;
+  };
+
+  explicit Watchdog(std::shared_ptr<Shared> shared)
+      : shared_(std::move(shared)) {}
+  static Status WatchOne(Shared* shared, const Work& work);
+
+  const std::shared_ptr<Shared> shared_;
+  uint64_t announced_ = 0;
+  std::unique_ptr<WorkQueue> queue_;
+};
+
+}  // namespace shard::nccl
+
+#endif  // SHARD_CORE_COLLECTIVES_NCCL_WATCHDOG_H_

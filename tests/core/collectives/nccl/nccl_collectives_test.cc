@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Collectives by NCCL have the bits of those on the CPU, and make the calls of
+// NCCL that they are said to.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/base/strings.h"
+#include "core/collectives/collectives.h"
+#include "core/comm/communicator.h"
+#include "kernels/cpu/convert.h"
+#include "tests/core/collectives/blocking_collectives.h"
+#include "tests/core/collectives/nccl/nccl_rank.h"
+
+namespace shard::testing::nccl_collectives_test {
+namespace {
+
+using Bytes = std::vector<unsigned char>;
+
+// Values whose sum depends on the order of addition.
+Bytes Values(DType dtype, size_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(random);
+  Bytes bytes(count * DTypeSize(dtype));
+  Narrow(dtype, values.data(), bytes.data(), count, nullptr);
+  return bytes;
+}
+
+class NcclCollectivesTest : public ::testing::TestWithParam<int> {
+ protected:
+  int world_size() const { return GetParam(); }
+  void Run(const std::function<void(Communicator*)>& body,
+           bool shutdown = true) {
+    const FakeNccl fake(OneGpuEach(world_size()));
+    RunGroup(Backend::kThreads, world_size(), body, shutdown);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Worlds, NcclCollectivesTest,
+                         ::testing::Values(2, 3, 4));
+
+struct Form {
+  DType dtype;
+  DType recv_dtype;
+  bool add;
+  bool in_place;
+  int missing;  // The rank that has nothing to add; -1: none.
+  size_t count;
+};
+
+void CheckReduceScatter(BlockingCollectives* cpu, NcclRank* rank,
+                        const RankSet& set, int block_groups,
+                        const Form& form) {
+  SCOPED_TRACE(StrCat(
+      "rank ", rank->comm->rank(), ", ", set.count, " by ", set.stride,
+      ", groups ", block_groups, ", ", form.count, " ", DTypeName(form.dtype),
+      " to ", DTypeName(form.recv_dtype), form.add ? ", added" : "",
+      form.in_place ? ", in place" : "", ", missing ", form.missing));
+  const auto seed = static_cast<uint32_t>(rank->comm->rank());
+  const auto ranks = static_cast<size_t>(set.count);
+  Bytes send = Values(form.dtype, ranks * form.count, seed);
+  Bytes recv = Values(form.recv_dtype, form.count, seed + 100);
+  const DeviceTensor gpu_send(rank->device.get(), send);
+  const DeviceTensor gpu_recv(rank->device.get(), recv);
+  ReduceScatterArgs args;
+  args.dtype = form.dtype;
+  args.recv_dtype = form.recv_dtype;
+  args.count = form.count;
+  args.add = form.add;
+  args.block_groups = block_groups;
+  const bool has_send = rank->comm->rank() != form.missing;
+  const auto own = static_cast<size_t>(args.BlockOf(
+                       set.IndexOf(rank->comm->rank()), set.count)) *
+                   form.count * DTypeSize(form.dtype);
+  const bool in_place = form.in_place && has_send;
+  ReduceScatterArgs on_gpu = args;
+  args.send = has_send ? send.data() : nullptr;
+  args.recv = in_place ? send.data() + own : recv.data();
+  auto* const gpu = static_cast<unsigned char*>(gpu_send.data());
+  on_gpu.send = has_send ? gpu : nullptr;
+  on_gpu.recv = in_place ? gpu + own : gpu_recv.data();
+  ASSERT_OK(cpu->ReduceScatter("sum", set, args));
+  rank->collectives->ReduceScatter("sum", set, on_gpu, rank->stream.get());
+  ASSERT_OK(rank->Synchronize());
+  EXPECT_TRUE(gpu_recv.Read() == recv);
+  EXPECT_TRUE(gpu_send.Read() == send);
+}
+
+TEST_P(NcclCollectivesTest, ReduceScatterHasTheBitsOfTheCpu) {
+  Run([](Communicator* comm) {
+    BlockingCollectives cpu(comm);
+    NcclRank rank(comm, EverySet(*comm));
+    for (const RankSet& set : EverySet(*comm)) {
+      for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+        for (int block_groups = 1; block_groups <= set.count; ++block_groups) {
+          if (set.count % block_groups != 0) continue;
+          for (const size_t count : {1, 7, 300}) {
+            CheckReduceScatter(&cpu, &rank, set, block_groups,
+                               {dtype, DType::kF32, true, false, -1, count});
+            CheckReduceScatter(&cpu, &rank, set, block_groups,
+                               {dtype, dtype, false, true, 1, count});
+            if (HasFailure()) return;
+          }
+        }
+      }
+    }
+  });
+}
+
+// Blocks for which the memory is too small come in parts.
+TEST_P(NcclCollectivesTest, LargeBlocksComeInParts) {
+  Run([](Communicator* comm) {
+    BlockingCollectives cpu(comm);
+    const auto peers = static_cast<size_t>(comm->world_size() - 1);
+    NcclRank rank(comm, EverySet(*comm),
+                  {.reduce = {.peer_bytes = peers * 256, .block_bytes = 256}});
+    for (const RankSet& set : EverySet(*comm)) {
+      CheckReduceScatter(&cpu, &rank, set, 1,
+                         {DType::kF32, DType::kF32, false, true, 0, 1000});
+      CheckReduceScatter(&cpu, &rank, set, 1,
+                         {DType::kBF16, DType::kF32, true, false, -1, 333});
+    }
+  });
+}
+
+TEST_P(NcclCollectivesTest, GathersAndBroadcastsMoveBytes) {
+  Run([](Communicator* comm) {
+    BlockingCollectives cpu(comm);
+    NcclRank rank(comm, EverySet(*comm));
+    for (const size_t bytes : {0, 1, 5, 4096, 100001}) {
+      for (const RankSet& set : EverySet(*comm)) {
+        const auto ranks = static_cast<size_t>(set.count);
+        for (const bool in_place : {false, true}) {
+          Bytes own(bytes, static_cast<unsigned char>(comm->rank() + 1));
+          Bytes all(ranks * bytes, 9);
+          const size_t at =
+              static_cast<size_t>(set.IndexOf(comm->rank())) * bytes;
+          std::copy(own.begin(), own.end(),
+                    all.begin() + static_cast<ptrdiff_t>(at));
+          const DeviceTensor gpu_own(rank.device.get(), own);
+          const DeviceTensor gpu_all(rank.device.get(), all);
+          auto* const gathered = static_cast<unsigned char*>(gpu_all.data());
+          ASSERT_OK(cpu.AllGatherBlocks("gather", set, own.data(), bytes,
+                                        all.data()));
+          rank.collectives->AllGatherBlocks(
+              "gather", set, in_place ? gathered + at : gpu_own.data(), bytes,
+              gathered, rank.stream.get());
+          ASSERT_OK(rank.Synchronize());
+          EXPECT_TRUE(gpu_all.Read() == all);
+        }
+      }
+      for (int root = 0; root < comm->world_size(); ++root) {
+        const DeviceTensor data(
+            rank.device.get(),
+            Bytes(bytes, static_cast<unsigned char>(comm->rank() + 1)));
+        rank.collectives->Broadcast("word", root, data.data(), bytes,
+                                    rank.stream.get());
+        ASSERT_OK(rank.Synchronize());
+        EXPECT_TRUE(data.Read() ==
+                    Bytes(bytes, static_cast<unsigned char>(root + 1)));
+      }
+    }
+  });
+}
+
+// A sum is one exchange of blocks and one kernel, a gather one call.
+TEST_P(NcclCollectivesTest, MakesOneCallForEach) {
+  Run([](Communicator* comm) {
+    NcclRank rank(comm, {RankSet::All(comm->world_size())});
+    const auto ranks = static_cast<uint64_t>(comm->world_size());
+    constexpr size_t kCount = 100;
+    const DeviceTensor send(rank.device.get(),
+                            Values(DType::kF32, ranks * kCount, 1));
+    const fake_nccl::Target me = {.rank = comm->rank()};
+    const fake_nccl::Counts before = fake_nccl::Count(me);
+    ASSERT_OK(comm->Barrier("counted", Soon()));
+    ReduceScatterArgs args;
+    args.send = send.data();
+    args.count = kCount;
+    args.recv = static_cast<float*>(send.data()) +
+                static_cast<size_t>(comm->rank()) * kCount;
+    rank.collectives->ReduceScatter("sum", rank.all, args, rank.stream.get());
+    rank.collectives->AllGatherBlocks("gather", rank.all, args.recv,
+                                      kCount * sizeof(float), send.data(),
+                                      rank.stream.get());
+    ASSERT_OK(rank.Synchronize());
+    const fake_nccl::Counts after = fake_nccl::Count(me);
+    EXPECT_EQ(after.launches - before.launches, 2u);
+    EXPECT_EQ(after.Calls("ncclSend") - before.Calls("ncclSend"), ranks - 1);
+    EXPECT_EQ(after.Calls("ncclRecv") - before.Calls("ncclRecv"), ranks - 1);
+    EXPECT_EQ(after.Bytes("ncclSend") - before.Bytes("ncclSend"),
+              (ranks - 1) * kCount * sizeof(float));
+    EXPECT_EQ(after.Calls("ncclAllGather") - before.Calls("ncclAllGather"), 1u);
+    ASSERT_OK(comm->Barrier("done", Soon()));
+  });
+}
+
+TEST_P(NcclCollectivesTest, ASetThatWasNotOpenedFailsTheStream) {
+  Run(
+      [](Communicator* comm) {
+        NcclRank rank(comm, {});
+        rank.collectives->AllGatherBlocks("gather", rank.all, nullptr, 1,
+                                          nullptr, rank.stream.get());
+        ExpectError(rank.Synchronize(), StatusCode::kInvalidArgument,
+                    {"'gather'", "which OpenCollectives was not given"});
+      },
+      /*shutdown=*/false);
+}
+
+}  // namespace
+}  // namespace shard::testing::nccl_collectives_test

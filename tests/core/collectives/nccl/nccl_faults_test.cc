@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// NCCL waits for ever for a rank that is late, lost, or calls something else.
+// Every rank gets an error, in time and with the name of that rank, its stream
+// fails, and NCCL's communicators are aborted.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/collectives/collectives.h"
+#include "core/comm/communicator.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/collectives/nccl/nccl_rank.h"
+
+namespace shard::testing::nccl_faults_test {
+namespace {
+
+constexpr double kTimeout = 1;
+constexpr size_t kBytes = 400;
+
+using Clock = std::chrono::steady_clock;
+
+// Gathers `bytes` bytes of each rank, and returns the stream's status.
+Status Gather(NcclRank* rank, size_t bytes = kBytes) {
+  const auto ranks = static_cast<size_t>(rank->comm->world_size());
+  const DeviceTensor all(rank->device.get(),
+                         std::vector<unsigned char>(ranks * bytes));
+  auto* const own = static_cast<unsigned char*>(all.data()) +
+                    static_cast<size_t>(rank->comm->rank()) * bytes;
+  rank->collectives->AllGatherBlocks("gather", rank->all, own, bytes,
+                                     all.data(), rank->stream.get());
+  const Status status = rank->Synchronize();
+  rank->stream->Settle(Soon());
+  return status;
+}
+
+// Expects the error with which the family has ended. A rank that comes later is
+// told of it.
+void ExpectEnd(const Status& status, StatusCode code) {
+  if (status.code() == code) return;
+  EXPECT_EQ(status.code(), StatusCode::kPoisoned) << status.ToString();
+  EXPECT_TRUE(Contains(status.message(), StatusCodeName(code)));
+}
+
+// Runs body(rank) on three ranks whose collectives have worked once, and
+// expects all to have returned in time.
+void RunNcclRanks(const std::function<void(NcclRank*)>& body) {
+  const FakeNccl fake(OneGpuEach(3));
+  RunGroup(
+      Backend::kThreads, 3,
+      [&](Communicator* comm) {
+        NcclRank rank(comm, {RankSet::All(3)}, {.timeout = kTimeout});
+        ASSERT_OK(Gather(&rank));
+        ASSERT_OK(comm->Barrier("begin", Soon()));
+        const auto begin = Clock::now();
+        body(&rank);
+        EXPECT_LT(std::chrono::duration<double>(Clock::now() - begin).count(),
+                  kTimeout + 1 + 2);
+        EXPECT_FALSE(comm->Barrier("after", Soon()).ok());
+      },
+      /*shutdown=*/false);
+}
+
+TEST(NcclFaultsTest, ARankThatDoesNotComeIsNamed) {
+  RunNcclRanks([](NcclRank* rank) {
+    if (rank->comm->rank() == 1) {
+      EXPECT_FALSE(rank->comm->Barrier("instead", Soon()).ok());
+      return;
+    }
+    const Status status = Gather(rank);
+    EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded)
+        << status.ToString();
+    EXPECT_EQ(status.rank(), 1);
+    EXPECT_TRUE(Contains(status.message(), "'gather'"));
+    EXPECT_TRUE(Contains(status.message(), "1 of 3 ranks"));
+  });
+}
+
+TEST(NcclFaultsTest, RanksThatCallDifferentThingsAreNamed) {
+  RunNcclRanks([](NcclRank* rank) {
+    const bool differs = rank->comm->rank() == 2;
+    const Status status = Gather(rank, differs ? kBytes / 2 : kBytes);
+    ExpectEnd(status, StatusCode::kDesync);
+    EXPECT_TRUE(Contains(status.message(), "an all-gather 'gather' of 400"));
+    EXPECT_TRUE(Contains(status.message(), "of 200 bytes over 3 ranks"));
+  });
+}
+
+TEST(NcclFaultsTest, ACollectiveThatIsStuckEnds) {
+  for (int stuck = 0; stuck < 3; ++stuck) {
+    SCOPED_TRACE(stuck);
+    RunNcclRanks([&](NcclRank* rank) {
+      if (rank->comm->rank() == 0) fake_nccl::StickAt(1, {.rank = stuck});
+      ASSERT_OK(rank->comm->Barrier("stuck", Soon()));
+      const Status status = Gather(rank);
+      EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded)
+          << status.ToString();
+      EXPECT_TRUE(Contains(status.message(), "'gather'"));
+    });
+  }
+}
+
+TEST(NcclFaultsTest, AnErrorOfNcclIsThatOfAllRanks) {
+  RunNcclRanks([](NcclRank* rank) {
+    if (rank->comm->rank() == 0) {
+      fake_nccl::FailAsyncAt(1, fake_nccl::Result::kRemoteError, {.rank = 1});
+    }
+    ASSERT_OK(rank->comm->Barrier("set", Soon()));
+    const Status status = Gather(rank);
+    ExpectEnd(status, StatusCode::kUnavailable);
+    EXPECT_TRUE(Contains(status.message(), "remote"));
+  });
+}
+
+TEST(NcclFaultsTest, ACallThatFailsEndsAllRanks) {
+  RunNcclRanks([](NcclRank* rank) {
+    if (rank->comm->rank() == 0) {
+      fake_nccl::FailCall("ncclAllGather", 1,
+                          fake_nccl::Result::kUnhandledCudaError, {.rank = 1});
+    }
+    ASSERT_OK(rank->comm->Barrier("set", Soon()));
+    ExpectEnd(Gather(rank), StatusCode::kUnavailable);
+  });
+}
+
+TEST(NcclFaultsTest, ARankThatLeavesIsLost) {
+  const FakeNccl fake(OneGpuEach(2));
+  RunGroup(
+      Backend::kThreads, 2,
+      [&](Communicator* comm) {
+        NcclRank rank(comm, {RankSet::All(2)}, {.timeout = 20});
+        ASSERT_OK(Gather(&rank));
+        if (comm->rank() == 1) return;
+        const Status status = Gather(&rank);
+        EXPECT_EQ(status.code(), StatusCode::kRankLost) << status.ToString();
+        EXPECT_EQ(status.rank(), 1);
+      },
+      /*shutdown=*/false);
+}
+
+TEST(NcclFaultsTest, AnAbortEndsTheCollectivesOfAllRanks) {
+  RunNcclRanks([](NcclRank* rank) {
+    if (rank->comm->rank() == 1) {
+      rank->comm->Abort(Cancelled("enough"));
+      return;
+    }
+    const Status status = Gather(rank);
+    EXPECT_EQ(status.code(), StatusCode::kPoisoned) << status.ToString();
+    EXPECT_TRUE(Contains(status.message(), "enough"));
+  });
+}
+
+// A communicator can be opened again in the process, as often as ranks are
+// lost.
+TEST(NcclFaultsTest, AProcessGoesOnAfterwards) {
+  const FakeNccl fake(OneGpuEach(2));
+  const int rounds = std::getenv("SHARD_TEST_LONG") != nullptr ? 100 : 5;
+  for (int i = 0; i < rounds; ++i) {
+    RunGroup(
+        Backend::kThreads, 2,
+        [&](Communicator* comm) {
+          NcclRank rank(comm, {RankSet::All(2)}, {.timeout = kTimeout});
+          ASSERT_OK(Gather(&rank));
+          if (comm->rank() == 1) return;
+          EXPECT_FALSE(Gather(&rank).ok());
+        },
+        /*shutdown=*/false);
+  }
+}
+
+}  // namespace
+}  // namespace shard::testing::nccl_faults_test

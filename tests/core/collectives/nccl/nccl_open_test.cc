@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which NCCL is used, and what is said where it cannot be.
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "core/collectives/collectives.h"
+#include "core/collectives/nccl/library.h"
+#include "core/comm/communicator.h"
+#include "core/device/cuda/cuda_device.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/collectives/nccl/nccl_rank.h"
+
+namespace shard::testing::nccl_open_test {
+namespace {
+
+StatusOr<std::shared_ptr<Collectives>> OpenOn(Communicator* comm, int ordinal,
+                                              Transport transport) {
+  SHARD_ASSIGN_OR_RETURN(const auto device, cuda::OpenDevice(StrCat(ordinal)));
+  const RankSet all = RankSet::All(comm->world_size());
+  return OpenCollectives(comm, device.get(), {&all, 1},
+                         {.transport = transport, .timeout = 20}, Soon());
+}
+
+bool UsesNccl() {
+  return fake_nccl::Count().Calls("ncclCommInitRankConfig") > 0;
+}
+
+void RunNcclRanks(const fake_nccl::Options& options,
+                  const std::function<void(Communicator*)>& body) {
+  const FakeNccl fake(OneGpuEach(2), options);
+  RunGroup(Backend::kThreads, 2, body);
+}
+
+TEST(NcclOpenTest, RanksWithAGpuEachUseIt) {
+  for (const int version : {21800, 22005, 22809, 23001}) {
+    SCOPED_TRACE(version);
+    RunNcclRanks({.version = version}, [](Communicator* comm) {
+      EXPECT_OK(OpenOn(comm, comm->rank(), Transport::kAuto));
+      EXPECT_TRUE(UsesNccl());
+    });
+  }
+}
+
+TEST(NcclOpenTest, VersionsThatAreNotKnownAreNamed) {
+  for (const auto& [version, text] :
+       {std::pair(21705, "2.17.5"), std::pair(30000, "3.0.0")}) {
+    SCOPED_TRACE(version);
+    RunNcclRanks({.version = version}, [text = text](Communicator* comm) {
+      ExpectError(OpenOn(comm, comm->rank(), Transport::kNccl),
+                  StatusCode::kBackendUnavailable,
+                  {"rank 0: no usable NCCL", text, "libshard needs 2.18.0"});
+      EXPECT_OK(OpenOn(comm, comm->rank(), Transport::kAuto));
+      EXPECT_FALSE(UsesNccl());
+    });
+  }
+}
+
+// NCCL's own error would come from the middle of its start.
+TEST(NcclOpenTest, RanksThatShareAGpuAreNamed) {
+  RunNcclRanks({.version = 22809}, [](Communicator* comm) {
+    ExpectError(OpenOn(comm, 0, Transport::kNccl),
+                StatusCode::kBackendUnavailable,
+                {"ranks 0 and 1 have one GPU, which NCCL 2.28.9 refuses"});
+    EXPECT_OK(OpenOn(comm, 0, Transport::kAuto));
+    EXPECT_FALSE(UsesNccl());
+  });
+  RunNcclRanks({.version = 23001}, [](Communicator* comm) {
+    EXPECT_OK(OpenOn(comm, 0, Transport::kNccl));
+    EXPECT_TRUE(UsesNccl());
+  });
+}
+
+TEST(NcclOpenTest, StagedUsesNone) {
+  RunNcclRanks({}, [](Communicator* comm) {
+    EXPECT_OK(OpenOn(comm, comm->rank(), Transport::kStaged));
+    EXPECT_FALSE(UsesNccl());
+  });
+}
+
+// Each call of the start fails once, on one rank: all ranks get its error.
+TEST(NcclOpenTest, AFailedStartIsTheErrorOfAllRanks) {
+  for (const char* const symbol :
+       {"ncclGetUniqueId", "ncclCommInitRankConfig"}) {
+    SCOPED_TRACE(symbol);
+    const FakeNccl fake(OneGpuEach(2));
+    fake_nccl::FailCall(symbol, 1, fake_nccl::Result::kSystemError);
+    RunGroup(
+        Backend::kThreads, 2,
+        [&](Communicator* comm) {
+          const auto opened = OpenOn(comm, comm->rank(), Transport::kAuto);
+          EXPECT_FALSE(opened.ok());
+          EXPECT_TRUE(Contains(opened.status().ToString(), symbol));
+          EXPECT_NE(opened.status().code(), StatusCode::kDeadlineExceeded);
+        },
+        /*shutdown=*/false);
+  }
+}
+
+}  // namespace
+}  // namespace shard::testing::nccl_open_test

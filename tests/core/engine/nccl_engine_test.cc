@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Engines whose ranks have a GPU each, over the fakes of the driver and of
+// NCCL: which calls of NCCL a step makes, and what a collective that is stuck
+// does to it. That all of an engine works on them is shown by the suites that
+// run again on fake_nccl (other_devices.bzl).
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/device/cuda/cuda_device.h"
+#include "core/engine/engine.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/engine/cuda_training.h"
+#include "tests/core/engine/thread_ranks.h"
+#include "tests/core/flat/sharding.h"
+#include "tests/fake_nccl/fake_nccl_fixture.h"
+
+namespace shard::nccl_engine_test {
+namespace {
+
+using cuda_training::Fill;
+using cuda_training::Form;
+using cuda_training::MakePlan;
+using cuda_training::ReadParam;
+using cuda_training::TrainOneStep;
+using testing::FakeNccl;
+using testing::fake_nccl::Counts;
+
+constexpr int kUnits = 3;
+
+Form FormOf(int stage) {
+  return {.units = kUnits, .world_size = 2, .stage = stage};
+}
+
+StatusOr<std::unique_ptr<Engine>> MakeEngineOn(
+    const std::string& device, const std::shared_ptr<const Plan>& plan,
+    const std::shared_ptr<Communicator>& comm, double timeout = 0) {
+  EngineOptions options;
+  options.timeout = timeout;
+  if (device == "cpu") return Engine::Create(plan, comm, options);
+  SHARD_ASSIGN_OR_RETURN(options.opened_device,
+                         cuda::OpenDevice(StrCat(comm->rank())));
+  options.transport = Transport::kNccl;
+  return Engine::Create(plan, comm, options);
+}
+
+testing::fake_cuda::Options TwoGpus() {
+  testing::fake_cuda::Options options;
+  options.devices = 2;
+  return options;
+}
+
+// Trains two ranks. Returns parameter 0 of rank 0; `counts` receives what NCCL
+// did in the last step on rank 0.
+std::vector<float> Train(const std::string& device, int stage, Counts* counts) {
+  const FakeNccl fake(TwoGpus());
+  const auto plan = MakePlan(FormOf(stage));
+  EXPECT_TRUE(stage == 0 || ShardsAsItsStage(*plan));
+  std::vector<float> result;
+  RunThreadRanks(
+      2,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        const auto engine = MakeEngineOn(device, plan, comm);
+        ASSERT_OK(engine);
+        ASSERT_OK(Fill(engine->get()));
+        const testing::fake_nccl::Target me = {.rank = comm->rank()};
+        Counts before;
+        for (int step = 1; step <= 4; ++step) {
+          ASSERT_OK((*engine)->Synchronize(0));
+          if (step == 4) before = testing::fake_nccl::Count(me);
+          ASSERT_OK(TrainOneStep(engine->get(), step));
+        }
+        ASSERT_OK((*engine)->Synchronize(0));
+        Counts after = testing::fake_nccl::Count(me);
+        if (comm->rank() == 0) {
+          counts->launches = after.launches - before.launches;
+          for (const auto& [symbol, count] : after.calls) {
+            counts->calls[symbol] = count - before.Calls(symbol);
+          }
+        }
+        const auto values = ReadParam(engine->get());
+        ASSERT_OK(values);
+        if (comm->rank() == 0) result = *values;
+      },
+      30, "direct=0");
+  return result;
+}
+
+TEST(NcclEngineTest, AStepMakesOneExchangeAndOneGatherForEachBuffer) {
+  for (const int stage : {1, 2, 3}) {
+    SCOPED_TRACE(stage);
+    Counts counts;
+    const std::vector<float> on_gpus = Train("cuda", stage, &counts);
+    ASSERT_FALSE(on_gpus.empty());
+    Counts none;
+    EXPECT_EQ(on_gpus, Train("cpu", stage, &none));
+    EXPECT_EQ(none.launches, 0u);
+    // A unit has one buffer. One gather more is that of the norms.
+    EXPECT_EQ(counts.launches, 2u * kUnits + 1);
+    EXPECT_EQ(counts.Calls("ncclSend"), kUnits);
+    EXPECT_EQ(counts.Calls("ncclRecv"), kUnits);
+    EXPECT_EQ(counts.Calls("ncclAllGather"), kUnits + 1);
+  }
+}
+
+// The rank whose collective is stuck is not known: its GPU is.
+TEST(NcclEngineTest, AStepWhoseCollectiveIsStuckEndsInTime) {
+  constexpr double kTimeout = 1;
+  for (const int stage : {1, 3}) {
+    for (const uint64_t collective : {1, 3, 5}) {
+      SCOPED_TRACE(StrCat("stage ", stage, ", collective ", collective));
+      const FakeNccl fake(TwoGpus());
+      const auto plan = MakePlan(FormOf(stage));
+      RunThreadRanks(
+          2,
+          [&](const std::shared_ptr<Communicator>& comm) {
+            auto engine = MakeEngineOn("cuda", plan, comm, kTimeout);
+            ASSERT_OK(engine);
+            ASSERT_OK(Fill(engine->get()));
+            ASSERT_OK(TrainOneStep(engine->get(), 1));
+            ASSERT_OK((*engine)->Synchronize(0));
+            ASSERT_OK(comm->Barrier("trained", Deadline::After(30)));
+            if (comm->rank() == 1) {
+              testing::fake_nccl::StickAt(collective, {.rank = 1});
+            }
+            ASSERT_OK(comm->Barrier("stuck", Deadline::After(30)));
+            const auto begin = std::chrono::steady_clock::now();
+            Status status = TrainOneStep(engine->get(), 2);
+            if (status.ok()) status = (*engine)->Synchronize(0);
+            const std::chrono::duration<double> took =
+                std::chrono::steady_clock::now() - begin;
+            EXPECT_TRUE(status.code() == StatusCode::kDeadlineExceeded ||
+                        status.code() == StatusCode::kPoisoned)
+                << status.ToString();
+            // A step waits several times, each with a time of its own.
+            EXPECT_LT(took.count(), 5 * kTimeout);
+            EXPECT_FALSE((*engine)->Step(StepOptions(), nullptr).ok());
+          },
+          30, "direct=0");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shard::nccl_engine_test
