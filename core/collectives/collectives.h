@@ -151,9 +151,9 @@ size_t StagingBytes(int world_size, const CollectivesOptions& options = {});
 // the same strides and counts on all ranks. Errors: kInvalidArgument on all
 // ranks for a set that does not divide the world, or that lacks this rank;
 // kDesync where strides, counts or staging memory differ; kResourceExhausted on
-// all ranks. The result does not use `control` and `device` any more, but for the
-// observer of `control`. All that
-// it has enqueued must have run, or been dropped, before it is destroyed.
+// all ranks. The result does not use `control` and `device` any more, but for
+// the observer of `control`. All that it has enqueued must have run, or been
+// dropped, before it is destroyed.
 StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
     Communicator* control, Device* device, std::span<const RankSet> sets,
     const CollectivesOptions& options, const Deadline& deadline);

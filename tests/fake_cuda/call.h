@@ -11,6 +11,7 @@
 #include <iterator>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/device/cuda/driver_api.h"
@@ -75,10 +76,8 @@ class Call {
       result_ = it.result;
       if (it.loses) fake_->Lose(it.result);
     }
-    if (fake_->captured != 0 && *CaptureMode() != CuCaptureMode::kRelaxed &&
-        IsUnsafe(name)) {
+    if (IsUnsafe(name) && InvalidateCaptures()) {
       result_ = CuResult::kStreamCaptureUnsupported;
-      fake_->is_capture_invalid = true;
     }
     if (fake_->lost == CuResult::kSuccess) return;
     result_ = fake_->lost;
@@ -127,6 +126,24 @@ class Call {
   }
 
  private:
+  // Makes those captures invalid that forbid this thread what is unsafe: its
+  // own, and global ones of others. Returns whether there are any.
+  bool InvalidateCaptures() {
+    const CuCaptureMode mine = *CaptureMode();
+    if (mine == CuCaptureMode::kRelaxed) return false;
+    bool any = false;
+    for (auto& [stream, capture] : fake_->captures) {
+      const bool is_own = capture.thread == std::this_thread::get_id();
+      const bool forbids = is_own ? capture.mode != CuCaptureMode::kRelaxed
+                                  : mine == CuCaptureMode::kGlobal &&
+                                        capture.mode == CuCaptureMode::kGlobal;
+      if (!forbids) continue;
+      capture.is_invalid = true;
+      any = true;
+    }
+    return any;
+  }
+
   Fake* const fake_;
   std::unique_lock<std::mutex> lock_;
   CuResult result_ = CuResult::kSuccess;

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "tests/fake_cuda/driver_testing.h"
 #include "tests/fake_cuda/graph_api.h"
 
@@ -118,6 +120,84 @@ TEST_F(CaptureTest, AForbiddenCallMakesTheCaptureInvalid) {
       EXPECT_CU(graphs.GraphDestroy(graph));
     }
     EXPECT_EQ(StatusOf(captured), CuCaptureStatus::kNone);
+  }
+}
+
+// Threads capture streams of their own at once.
+TEST_F(CaptureTest, StreamsAreCapturedAtOnce) {
+  const cuda::GraphApi graphs = cuda::GraphApi::Load();
+  const CuStream a = MakeStream();
+  const CuStream b = MakeStream();
+  const CuEvent event = Record(a);
+  const CuPointer memory = MakeMemory();
+  Synchronize(a);
+  EXPECT_CU(graphs.StreamBeginCapture(a, cuda::CuCaptureMode::kThreadLocal));
+  EXPECT_EQ(graphs.StreamBeginCapture(a, cuda::CuCaptureMode::kThreadLocal),
+            CuResult::kInvalidValue);
+  Set(memory, 1, a);
+  const CuEvent captured = Record(a);
+  cuda::CuGraph second = nullptr;
+  std::thread other([&] {
+    ASSERT_CU(api_.CtxPushCurrent(context_));
+    EXPECT_CU(api_.EventQuery(event));
+    EXPECT_CU(graphs.StreamBeginCapture(b, cuda::CuCaptureMode::kGlobal));
+    Set(memory, 2, b);
+    EXPECT_EQ(api_.StreamWaitEvent(b, captured, 0),
+              CuResult::kStreamCaptureIsolation);
+    cuda::CuGraph none = nullptr;
+    EXPECT_EQ(graphs.StreamEndCapture(a, &none), CuResult::kInvalidValue);
+    EXPECT_CU(graphs.StreamEndCapture(b, &second));
+    CuContext popped = nullptr;
+    EXPECT_CU(api_.CtxPopCurrent(&popped));
+  });
+  other.join();
+  cuda::CuGraph first = nullptr;
+  EXPECT_CU(graphs.StreamEndCapture(a, &first));
+  EXPECT_CU(api_.EventQuery(event));
+  const CuStream stream = MakeStream();
+  int expected = 1;
+  for (const cuda::CuGraph graph : {first, second}) {
+    cuda::CuGraphExec exec = nullptr;
+    EXPECT_CU(graphs.GraphInstantiate(&exec, graph, 0));
+    EXPECT_CU(graphs.GraphDestroy(graph));
+    EXPECT_CU(graphs.GraphLaunch(exec, stream));
+    EXPECT_EQ(Read(memory, stream), expected++);
+    EXPECT_CU(graphs.GraphExecDestroy(exec));
+  }
+}
+
+// A thread is held back by its own captures and by those that are global, which
+// then give no graph; others go on.
+TEST_F(CaptureTest, AThreadIsHeldBackByGlobalCapturesOfOthers) {
+  const cuda::GraphApi graphs = cuda::GraphApi::Load();
+  const CuStream a = MakeStream();
+  const CuStream b = MakeStream();
+  const CuEvent event = Record(a);
+  Synchronize(a);
+  for (const CuCaptureMode mode :
+       {CuCaptureMode::kThreadLocal, CuCaptureMode::kGlobal}) {
+    const bool is_global = mode == CuCaptureMode::kGlobal;
+    EXPECT_CU(graphs.StreamBeginCapture(a, CuCaptureMode::kRelaxed));
+    EXPECT_CU(graphs.StreamBeginCapture(b, mode));
+    std::thread other([&] {
+      ASSERT_CU(api_.CtxPushCurrent(context_));
+      EXPECT_EQ(
+          api_.EventQuery(event),
+          is_global ? CuResult::kStreamCaptureUnsupported : CuResult::kSuccess);
+      CuContext popped = nullptr;
+      EXPECT_CU(api_.CtxPopCurrent(&popped));
+    });
+    other.join();
+    for (const CuStream stream : {a, b}) {
+      cuda::CuGraph graph = nullptr;
+      const bool is_invalid = stream == b && is_global;
+      EXPECT_EQ(graphs.StreamEndCapture(stream, &graph),
+                is_invalid ? CuResult::kStreamCaptureInvalidated
+                           : CuResult::kSuccess);
+      if (!is_invalid) {
+        EXPECT_CU(graphs.GraphDestroy(graph));
+      }
+    }
   }
 }
 

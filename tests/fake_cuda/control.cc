@@ -79,9 +79,7 @@ void Reset(const Options& options) {
   fake->descriptions.clear();
   fake->failures.clear();
   fake->library_objects = 0;
-  fake->captured = 0;
-  fake->is_capture_invalid = false;
-  fake->graph.clear();
+  fake->captures.clear();
   fake->graphs.clear();
   fake->lost = cuda::CuResult::kSuccess;
   ++fake->generation;
@@ -90,9 +88,10 @@ void Reset(const Options& options) {
 void SetCaptured(cuda::CuStream stream) {
   Fake* const fake = TheFake();
   const std::lock_guard<std::mutex> lock(fake->mutex);
-  fake->captured = reinterpret_cast<Handle>(stream);
-  fake->is_capture_invalid = false;
-  fake->graph.clear();
+  fake->captures.clear();
+  if (stream == nullptr) return;
+  fake->captures[reinterpret_cast<Handle>(stream)] = {
+      cuda::CuCaptureMode::kGlobal, std::this_thread::get_id(), {}};
 }
 
 bool IsCaptured(cuda::CuStream stream) {

@@ -266,10 +266,11 @@ CuResult cuStreamWaitEvent(CuStream handle, CuEvent event, unsigned flags) {
   if (found == nullptr) return CuResult::kInvalidHandle;
   if (flags != 0) return CuResult::kInvalidValue;
   if (fake->IsCaptured(handle)) {
-    return found->is_captured ? CuResult::kSuccess
-                              : CuResult::kStreamCaptureIsolation;
+    return found->captured_in == HandleOf(handle)
+               ? CuResult::kSuccess
+               : CuResult::kStreamCaptureIsolation;
   }
-  if (found->is_captured) {
+  if (found->captured_in != 0) {
     fake->Add(ViolationKind::kDrawnIn,
               "a stream waits for an event of a stream that is captured");
   }
@@ -293,7 +294,7 @@ CuResult cuStreamGetCtx(CuStream stream, CuContext* context) {
 CuResult cuStreamIsCapturing(CuStream handle, CuCaptureStatus* status) {
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuStreamIsCapturing);
   SHARD_FAKE_CUDA_FIND_STREAM(handle, stream);
-  const bool any = fake->captured != 0;
+  const bool any = !fake->captures.empty();
   if (any && stream->is_legacy) return CuResult::kStreamCaptureImplicit;
   *status = fake->IsCaptured(handle) ? CuCaptureStatus::kActive
                                      : CuCaptureStatus::kNone;
@@ -329,8 +330,8 @@ CuResult cuEventRecord(CuEvent event, CuStream handle) {
   Event* const found = FindIn(&fake->events, HandleOf(event));
   if (found == nullptr) return CuResult::kInvalidHandle;
   if (found->context != call.current_handle()) return CuResult::kInvalidContext;
-  found->is_captured = fake->IsCaptured(handle);
-  if (found->is_captured) return CuResult::kSuccess;
+  found->captured_in = fake->IsCaptured(handle) ? HandleOf(handle) : 0;
+  if (found->captured_in != 0) return CuResult::kSuccess;
   found->record = fake->scheduler.Enqueue(stream, "cuEventRecord", nullptr);
   found->queries = 0;
   return CuResult::kSuccess;
@@ -340,7 +341,7 @@ CuResult cuEventQuery(CuEvent event) {
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuEventQuery);
   Event* const found = FindIn(&fake->events, HandleOf(event));
   if (found == nullptr) return CuResult::kInvalidHandle;
-  if (found->is_captured) return CuResult::kCapturedEvent;
+  if (found->captured_in != 0) return CuResult::kCapturedEvent;
   if (found->record == nullptr) return CuResult::kSuccess;
   if (found->record->is_done) {
     fake->scheduler.TellHost(*found->record);

@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/device/cuda/driver_api.h"
@@ -47,7 +48,7 @@ struct Function {
 
 struct Event {
   Handle context;
-  bool is_captured = false;           // The last record is part of a graph.
+  Handle captured_in = 0;  // The captured stream of the last record, or none.
   std::shared_ptr<Operation> record;  // The last; null: never recorded.
   int queries = 0;                    // Of that, while it was not done.
 };
@@ -70,6 +71,18 @@ struct Pool {
   }
 };
 
+// The work of a graph. Each gives a stream one operation.
+using Graph = std::vector<std::function<void(Stream*)>>;
+
+// A capture of the work of a stream.
+struct Capture {
+  cuda::CuCaptureMode mode;
+  std::thread::id thread;  // That has begun it.
+  Graph graph;
+  // A call was made that the capture forbids: no graph comes of it.
+  bool is_invalid = false;
+};
+
 // A call that is to fail.
 struct Failure {
   std::string symbol;  // "": any.
@@ -83,14 +96,14 @@ struct Fake {
 
   Handle MakeHandle() { return next_handle += 16; }
   bool IsCaptured(cuda::CuStream stream) const {
-    return captured != 0 && reinterpret_cast<Handle>(stream) == captured;
+    return captures.count(reinterpret_cast<Handle>(stream)) != 0;
   }
   // Gives a stream an operation, which `enqueue` does, or keeps it where the
   // stream is captured.
   void Give(cuda::CuStream handle, Stream* stream,
             const std::function<void(Stream*)>& enqueue) {
     if (IsCaptured(handle)) {
-      graph.push_back(enqueue);
+      captures[reinterpret_cast<Handle>(handle)].graph.push_back(enqueue);
     } else {
       enqueue(stream);
     }
@@ -137,13 +150,9 @@ struct Fake {
       descriptions;
   std::vector<Failure> failures;
   int library_objects = 0;
-  Handle captured = 0;  // The stream whose work is captured.
-  // A call was made that a capture forbids: no graph comes of the capture.
-  bool is_capture_invalid = false;
-  // The work that is captured. Each gives a stream one operation.
-  std::vector<std::function<void(Stream*)>> graph;
+  std::map<Handle, Capture> captures;  // By stream.
   // Of graphs, and of those that can be launched.
-  std::map<Handle, std::vector<std::function<void(Stream*)>>> graphs;
+  std::map<Handle, Graph> graphs;
   cuda::CuResult lost = cuda::CuResult::kSuccess;
   uint64_t generation = 0;  // Of Resets.
   Handle next_handle = 0x1000;

@@ -15,7 +15,7 @@
 //
 // Copies of memory that is not pinned are asynchronous, too: they read and
 // write it when they run. A graph is the work of one stream, in its order:
-// other streams are not drawn into a capture.
+// other streams are not drawn into a capture, but have captures of their own.
 //
 // Thread-safe, but for Reset. Never used in a child of fork.
 

@@ -21,15 +21,13 @@ namespace shard::cuda {
 using namespace shard::testing::fake_cuda;
 // NOLINTEND
 
-CuResult cuStreamBeginCapture_v2(CuStream stream, CuCaptureMode /*mode*/) {
+CuResult cuStreamBeginCapture_v2(CuStream stream, CuCaptureMode mode) {
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuStreamBeginCapture_v2);
   if (FindIn(&fake->streams, HandleOf(stream)) == nullptr) {
     return CuResult::kInvalidHandle;
   }
-  if (fake->captured != 0) return CuResult::kInvalidValue;
-  fake->captured = HandleOf(stream);
-  fake->is_capture_invalid = false;
-  fake->graph.clear();
+  if (fake->IsCaptured(stream)) return CuResult::kInvalidValue;
+  fake->captures[HandleOf(stream)] = {mode, std::this_thread::get_id(), {}};
   return CuResult::kSuccess;
 }
 
@@ -39,14 +37,20 @@ CuResult cuStreamEndCapture(CuStream stream, CuGraph* graph) {
   if (!call.frees()) return call.result();
   Fake* const fake = call.fake();
   if (!fake->IsCaptured(stream)) return CuResult::kInvalidValue;
-  fake->captured = 0;
-  if (!call.ok() || fake->is_capture_invalid) {
-    fake->graph.clear();
+  const auto capture = fake->captures.find(HandleOf(stream));
+  // The thread that begins a capture ends it, but for relaxed ones.
+  if (capture->second.mode != CuCaptureMode::kRelaxed &&
+      capture->second.thread != std::this_thread::get_id()) {
+    return CuResult::kInvalidValue;
+  }
+  if (!call.ok() || capture->second.is_invalid) {
+    fake->captures.erase(capture);
     *graph = nullptr;
     return call.ok() ? CuResult::kStreamCaptureInvalidated : call.result();
   }
   const Handle handle = fake->MakeHandle();
-  fake->graphs[handle] = std::exchange(fake->graph, {});
+  fake->graphs[handle] = std::move(capture->second.graph);
+  fake->captures.erase(capture);
   *graph = reinterpret_cast<CuGraph>(handle);
   return CuResult::kSuccess;
 }

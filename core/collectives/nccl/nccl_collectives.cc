@@ -185,7 +185,8 @@ void NcclCollectives::AllGatherBlocks(std::string_view tag, const RankSet& set,
   }
   if (bytes == 0) return;
   Enqueue(tag, set, Announce(Announcement::Kind::kAllGather, tag, set, bytes),
-          static_cast<size_t>(set.count - 1) * bytes, stream, [=](const NcclApi& api, NcclComm comm, void* native) {
+          static_cast<size_t>(set.count - 1) * bytes, stream,
+          [=](const NcclApi& api, NcclComm comm, void* native) {
             return api.AllGather(send, recv, bytes, NcclType::kInt8, comm,
                                  native);
           });
