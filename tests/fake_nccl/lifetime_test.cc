@@ -206,6 +206,24 @@ TEST_F(LifetimeTest, NullIsEnded) {
   EXPECT_EQ(ncclCommFinalize(nullptr), Result::kInvalidArgument);
 }
 
+TEST_F(LifetimeTest, FinalizingWaitsForKernels) {
+  StickAt(1);
+  Run(1, [&](Rank* rank) {
+    Comm* const comm = rank->Init(1, id_);
+    float* const x = rank->Put(std::vector<float>(2));
+    EXPECT_NCCL(
+        ncclBroadcast(x, x, 1, DataType::kFloat32, 0, comm, rank->stream()));
+    EXPECT_EQ(ncclCommFinalize(comm), Result::kInProgress);
+    for (int i = 0; i < 100; ++i) {
+      Result result = Result::kSuccess;
+      EXPECT_NCCL(ncclCommGetAsyncError(comm, &result));
+      EXPECT_EQ(result, Result::kInProgress);
+    }
+    EXPECT_NCCL(ncclCommAbort(comm));
+    EXPECT_TRUE(rank->Synchronize());
+  });
+}
+
 TEST_F(LifetimeTest, DestroyingWaitsForKernels) {
   Run(1, [&](Rank* rank) {
     Comm* const comm = rank->Init(1, id_);
