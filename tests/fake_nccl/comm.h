@@ -42,7 +42,7 @@ struct Comm {
 
   // Constant once the communicator is initialized.
   uint64_t id = 0;
-  std::string name;  // Of the segment.
+  std::string name;  // The segment's name.
   std::shared_ptr<Segment> segment;
   int rank = 0;
   int size = 0;
@@ -52,16 +52,16 @@ struct Comm {
   bool is_blocking = true;
 
   // GUARDED_BY(State::mutex):
-  Job job;                             // Of the call in progress, or null.
+  Job job;                             // The call in progress, or null.
   Result early = Result::kInProgress;  // Its result, which is not told yet.
-  int polls = 0;                       // That answer kInProgress before.
-  Result result = Result::kSuccess;    // That ncclCommGetAsyncError returns.
-  std::string error_text;              // Of an error in `early`.
+  int polls = 0;                       // Answers kInProgress that are left.
+  Result result = Result::kSuccess;    // The answer to the next poll.
+  std::string error_text;              // Describes an error in `early`.
   bool is_finalized = false;
   bool is_revoked = false;
   bool is_mismatched = false;      // Ranks are in different calls.
   const char* ended_by = nullptr;  // "ncclCommAbort", "ncclCommDestroy".
-  uint64_t rounds = 0;             // That this rank has come to.
+  uint64_t rounds = 0;             // Those to which this rank has come.
   uint64_t splits = 0;
   uint64_t shrinks = 0;
   // By handle: memory and its bytes.
@@ -79,7 +79,7 @@ struct Comm {
   // Kernels that got a place in a stream, and that ended.
   std::atomic<uint64_t> begun = 0;
   std::atomic<uint64_t> ended = 0;
-  // Of FailAsyncAt.
+  // Set by FailAsyncAt.
   std::atomic<Result> async_error = Result::kSuccess;
 };
 

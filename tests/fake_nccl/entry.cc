@@ -87,6 +87,11 @@ Entry::~Entry() {
 }
 
 Result Entry::Fail(Result result, const std::string& text) {
+  // The end of a group returns the first error in it.
+  Group* const group = TheGroup();
+  if (group->depth > 0 && group->error == Result::kSuccess) {
+    group->error = result;
+  }
   state_->SetLastError(text);
   return Return(result);
 }

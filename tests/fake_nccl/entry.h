@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the entry points of the fake have in common.
+// The common part of all entry points of the fake.
 
 #ifndef SHARD_TESTS_FAKE_NCCL_ENTRY_H_
 #define SHARD_TESTS_FAKE_NCCL_ENTRY_H_

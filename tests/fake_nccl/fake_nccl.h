@@ -50,7 +50,7 @@
 
 namespace shard::testing::fake_nccl {
 
-// How often ncclCommGetAsyncError answers ncclInProgress after a call of a
+// Numbers of answers ncclInProgress by ncclCommGetAsyncError after a call of a
 // communicator with blocking = 0, beyond the time in which other ranks come.
 struct Polls {
   int init = 2;
@@ -62,15 +62,15 @@ struct Polls {
 };
 
 struct Options {
-  // What ncclGetVersion tells; 0: that of the library, 22809 for the one that
-  // tests are linked with.
+  // The answer of ncclGetVersion; 0: the library's own version, 22809 for the
+  // one that tests are linked with.
   int version = 0;
   Polls polls;
   // Elements of a block that are summed in one order of ranks.
   size_t slice_elements = 512;
-  // After which a call that waits for other ranks fails, so that a test ends.
+  // A call that waits for other ranks longer fails, so that a test ends.
   std::chrono::milliseconds deadline{60000};
-  // Which calls on a communicator last, so that two at once are seen.
+  // The least time of a call on a communicator, so that two at once are seen.
   std::chrono::microseconds call_delay{0};
 };
 
@@ -113,13 +113,13 @@ SHARD_FAKE_NCCL_API void ReleaseAborts();
 // Forgets the faults that have not come yet, and those ranks that are dead.
 SHARD_FAKE_NCCL_API void ClearFaults();
 
-// ---- What was done ----
+// ---- Counts and calls ----
 
 struct Counts {
   std::map<std::string, uint64_t> calls;  // By entry point, failed ones too.
   std::map<std::string, uint64_t> bytes;  // The `count` of calls, in bytes.
-  uint64_t launches = 0;                  // Of kernels, replays of graphs too.
-  uint64_t ended = 0;                     // Kernels that have ended.
+  uint64_t launches = 0;  // Kernels, those of graphs at each replay.
+  uint64_t ended = 0;     // Kernels that have ended.
 
   uint64_t Calls(const std::string& symbol) const {
     const auto found = calls.find(symbol);
@@ -151,7 +151,7 @@ struct CallRecord {
 // Returns all calls but ncclCommGetAsyncError's, in the order of their ends.
 SHARD_FAKE_NCCL_API std::vector<CallRecord> Log();
 
-// ---- What is wrong ----
+// ---- Violations ----
 
 enum class ViolationKind {
   kConcurrent,       // Two threads are in calls on one communicator.
@@ -176,12 +176,12 @@ SHARD_FAKE_NCCL_API void ClearViolations();
 // Returns the texts of all violations, one a line.
 SHARD_FAKE_NCCL_API std::string ViolationText();
 
-// ---- What is alive ----
+// ---- Objects that are alive ----
 
 struct Alive {
   size_t comms = 0;
   size_t registrations = 0;  // Windows, too.
-  size_t allocations = 0;    // Of ncclMemAlloc.
+  size_t allocations = 0;    // By ncclMemAlloc.
 
   bool operator==(const Alive&) const = default;
 };

@@ -122,6 +122,16 @@ TEST_F(GroupsTest, AWrongCallDropsItsGroup) {
   });
 }
 
+TEST_F(GroupsTest, AWrongInitializationDropsItsGroup) {
+  Rank rank(0, 0);
+  Comm* comm = nullptr;
+  EXPECT_NCCL(ncclGroupStart());
+  EXPECT_EQ(ncclCommInitRank(&comm, 1, id_, 2), Result::kInvalidArgument);
+  EXPECT_EQ(ncclGroupEnd(), Result::kInvalidArgument);
+  EXPECT_NCCL(ncclGroupStart());
+  EXPECT_NCCL(ncclGroupEnd());
+}
+
 // A thread has the ranks of several devices.
 TEST_F(GroupsTest, AGroupMakesCommunicators) {
   std::vector<Comm*> comms(2);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How ranks meet.
+// The meetings of ranks in calls that wait for all of them.
 
 #ifndef SHARD_TESTS_FAKE_NCCL_INIT_H_
 #define SHARD_TESTS_FAKE_NCCL_INIT_H_

@@ -43,8 +43,8 @@ class Kernel {
 
     bool operator==(const Header&) const = default;
   };
-  // By which ranks meet: the number of the other, and whether it is for
-  // collectives.
+  // The way to another rank: whether it is for collectives, and the rank's
+  // number.
   using Route = std::pair<bool, int>;
 
   struct Sending {
@@ -58,10 +58,10 @@ class Kernel {
     Header header;
     std::byte* into;
     size_t bytes;
-    // Of a sum: this rank's addends, and its block. Null: a copy.
+    // For a sum, this rank's addends, and its block. Null: a copy.
     const std::byte* own = nullptr;
     int block = 0;
-    // What must be sent before it is overwritten.
+    // The memory is overwritten after these have sent it.
     std::vector<std::shared_ptr<Sending>> sent_before = {};
     size_t done = 0;
     std::set<int> headers = {};  // The ranks that have sent theirs.

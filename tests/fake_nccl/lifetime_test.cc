@@ -72,7 +72,7 @@ TEST_F(LifetimeTest, ACallInProgressIsPolled) {
   EXPECT_NCCL(ncclCommDestroy(comm));
 }
 
-// What a collective in progress launches is not in the stream yet.
+// A collective in progress is not in the stream yet.
 TEST_F(LifetimeTest, ACollectiveInProgressIsNotLaunched) {
   Options options;
   options.polls.collective = 3;

@@ -9,7 +9,7 @@
 #include "tests/fake_nccl/entry.h"
 #include "tests/fake_nccl/init.h"
 
-// Of the fake driver, which exports them.
+// The fake driver exports them.
 namespace shard::cuda {
 extern "C" {
 CuResult cuMemAlloc_v2(CuPointer* memory, size_t bytes);

@@ -40,7 +40,7 @@ class Channel {
   std::byte bytes_[kCapacity];
 };
 
-// What the ranks do together on the host. Each is one more round.
+// The calls in which ranks meet on the host. Each call is one more round.
 enum class RoundKind : uint64_t { kInit, kSplit, kFinalize, kWindow };
 
 // A rank's part in a round.

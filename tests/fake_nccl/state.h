@@ -30,7 +30,7 @@ struct Fault {
   Target target;
   uint64_t left;  // Events until then; 0: it has come.
   Result result = Result::kSuccess;
-  std::string symbol;  // Of kCall; "": any.
+  std::string symbol;  // For kCall; "": any.
 };
 
 struct State {
@@ -44,7 +44,8 @@ struct State {
   bool IsDead(const Comm& comm);
   void CountLaunch(const Comm& comm);
   void CountEnd(const Comm& comm);
-  // Whether memory that begins there is registered. REQUIRES: `mutex` is held.
+  // Returns whether memory that begins there is registered. REQUIRES: `mutex`
+  // is held.
   bool IsRegistered(const void* memory);
   void SetLastError(const std::string& text);
 
@@ -70,7 +71,7 @@ struct State {
   std::string last_error;
   uint64_t last_id = 0;
 
-  std::atomic<uint64_t> generation = 0;  // Of Resets.
+  std::atomic<uint64_t> generation = 0;  // The number of Resets.
 };
 
 // Returns the state of the process, which is never destroyed.

@@ -32,7 +32,7 @@ struct Work {
   RedOp op = RedOp::kSum;
   int peer = -1;  // The root, or the other rank.
 
-  // Of `count`.
+  // Returns the bytes of `count` elements.
   size_t bytes() const { return count * SizeOf(type); }
   bool is_collective() const {
     return kind != WorkKind::kSend && kind != WorkKind::kRecv;
