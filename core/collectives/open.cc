@@ -40,11 +40,6 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
     const CollectivesOptions& options, const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(control, kWhat, CheckSets(sets, *control), deadline));
-  if (control->world_size() > 1 && options.transport != Transport::kStaged) {
-    SHARD_ASSIGN_OR_RETURN(
-        auto own, device->OpenCollectives(control, sets, options, deadline));
-    if (own != nullptr) return own;
-  }
   const size_t staging_bytes =
       device->IsHostMemory() ? 0 : StagingBytes(control->world_size(), options);
   SHARD_RETURN_IF_ERROR(CheckAgreement(
@@ -56,8 +51,14 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
           sink->Add(StrCat("set ", i), "stride", sets[i].stride);
         }
         sink->Add("", "bytes of staging memory", staging_bytes);
+        sink->Add("", "bytes of blocks", options.reduce.peer_bytes);
       },
       deadline));
+  if (control->world_size() > 1 && options.transport != Transport::kStaged) {
+    SHARD_ASSIGN_OR_RETURN(
+        auto own, device->OpenCollectives(control, sets, options, deadline));
+    if (own != nullptr) return own;
+  }
   DeviceMemory staging;
   if (staging_bytes > 0) {
     auto allocated =

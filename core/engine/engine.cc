@@ -42,7 +42,10 @@ void DescribeDevice(const Device& device, Transport transport, FactSink* sink) {
             device.ReachesSharedMemory() ? "yes" : "no");
   sink->Add("", "offload of optimizer states",
             device.offload() == nullptr ? "no" : "yes");
-  sink->Add("", "collectives", static_cast<int>(transport));
+  sink->Add("", "collectives",
+            transport == Transport::kNccl   ? "nccl"
+            : transport == Transport::kAuto ? "auto"
+                                            : "staged");
 }
 
 }  // namespace

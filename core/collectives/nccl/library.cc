@@ -2,6 +2,7 @@
 
 #include "core/collectives/nccl/library.h"
 
+#include <cstdlib>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -43,6 +44,12 @@ StatusOr<NcclLibrary> Examine(cuda::Library library) {
                               VersionText(opened.version), "; libshard needs ",
                               VersionText(kOldestVersion),
                               " or later, before 3.0");
+  }
+  // It would wait inside of calls, whatever their deadlines.
+  const char* const blocking = std::getenv("NCCL_COMM_BLOCKING");
+  if (blocking != nullptr && std::string_view(blocking) != "0") {
+    return FailedPrecondition("NCCL_COMM_BLOCKING=", blocking,
+                              " makes its calls wait for ever; unset it");
   }
 #define SHARD_NCCL_FIND(Name, symbol, parameters)                        \
   opened.api.Name = opened.library.Find<NcclResult parameters>(#symbol); \

@@ -92,13 +92,13 @@ bool NcclCollectives::Enqueue(std::string_view tag, const RankSet& set,
   Event begin = stream->Record();
   stream->Native(
       tag, [watchdog, comms = parts_.comms, tag, set, calls = std::move(calls),
-            check = watchdog->CheckUntil(deadline)](void* native) {
+            check = watchdog->Checks(deadline_)](void* native) {
         const Status given = comms->Enqueue(
             tag, set,
             [&](const NcclApi& api, NcclComm comm) {
               return calls(api, comm, native);
             },
-            check);
+            check());
         if (!given.ok()) watchdog->Report(given);
         return given;
       });

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -24,9 +25,6 @@ namespace {
 
 constexpr std::string_view kOpen = "open collectives by NCCL";
 
-// NCCL from here on lets ranks have a GPU in common.
-constexpr int kSharesGpus = 23000;
-
 using Gpu = std::array<char, 16>;
 
 // Returns two ranks that have one GPU, or nothing.
@@ -43,7 +41,7 @@ std::optional<std::pair<size_t, size_t>> FindShared(
 // The NCCL of a rank.
 struct Found {
   int32_t version = 0;                // 0: there is none.
-  std::array<char, 252> reason = {};  // Why.
+  std::array<char, 252> reason = {};  // Why there is none.
 };
 
 // Returns why the ranks cannot use NCCL; "" where they can.
@@ -60,17 +58,21 @@ std::string WhyNot(const std::vector<Found>& ranks,
                     "; install one version on all hosts");
     }
   }
-  if (!shared || ranks[0].version >= kSharesGpus) return "";
-  return StrCat("ranks ", shared->first, " and ", shared->second,
-                " have one GPU, which NCCL ", VersionText(ranks[0].version),
-                " refuses; give each rank a GPU of its own");
+  if (!shared) return "";
+  return StrCat(
+      "ranks ", shared->first, " and ", shared->second,
+      " have one GPU, which NCCL refuses; give each rank a GPU of its "
+      "own");
 }
 
 // Finds the NCCL that all ranks can use. COLLECTIVE. Returns kNotFound on all
 // ranks, with the reason, where they have none.
 StatusOr<NcclLibrary> FindNccl(Communicator* control, Device* device,
                                Transport transport, const Deadline& deadline) {
-  const auto room = device->FindMemoryRoom(deadline);
+  // A device that does not work leaves time for its error.
+  const double half =
+      std::chrono::duration<double>(deadline.Remaining()).count() / 2;
+  const auto room = device->FindMemoryRoom(Deadline::After(half));
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(control, kOpen, room.status(), deadline));
   const auto world_size = static_cast<size_t>(control->world_size());
   std::vector<Gpu> gpus(world_size);
@@ -135,11 +137,17 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
   parts.timeout = options.timeout;
   parts.rank = control->rank();
   const auto finish = [&]() -> Status {
-    SHARD_ASSIGN_OR_RETURN(parts.blocks,
-                           device->Allocate(options.reduce.peer_bytes,
-                                            "gradients of the other ranks"));
+    // Where no reduction is planned, one still comes through.
+    constexpr size_t kLeast = 4096;
+    const auto peers = static_cast<size_t>(control->world_size() - 1);
     SHARD_ASSIGN_OR_RETURN(
-        parts.zeros, device->Allocate(options.reduce.block_bytes, "zeros"));
+        parts.blocks,
+        device->Allocate(std::max(options.reduce.peer_bytes, peers * kLeast),
+                         "gradients of the other ranks"));
+    SHARD_ASSIGN_OR_RETURN(
+        parts.zeros,
+        device->Allocate(std::max(options.reduce.block_bytes, kLeast),
+                         "zeros"));
     SHARD_ASSIGN_OR_RETURN(
         parts.watchdog, Watchdog::Start(notices, parts.comms, options.timeout));
     return Status();

@@ -48,7 +48,7 @@ StatusOr<std::unique_ptr<RankComms>> RankComms::Open(
     Communicator* control, Notices* notices,
     std::shared_ptr<cuda::Context> context, NcclLibrary library,
     std::span<const RankSet> sets, const Deadline& deadline) {
-  // It has threads from here on, and its code is theirs.
+  // NCCL starts threads, which may run its code as long as the process lives.
   library.library.Keep();
   std::unique_ptr<RankComms> comms(new RankComms(
       std::move(context), std::move(library), control->world_size()));
@@ -64,8 +64,14 @@ StatusOr<std::unique_ptr<RankComms>> RankComms::Open(
   SHARD_RETURN_IF_ERROR(
       control->Broadcast(kOpen, 0, id.bytes, sizeof(id.bytes), deadline));
   const Status opened = comms->context_->Run([&] {
-    return comms->OpenAll(id, sets, control->rank(),
-                          [&] { return notices->Check(1, deadline); });
+    return comms->OpenAll(id, sets, control->rank(), [&]() -> Status {
+      constexpr double kLong = 3600;  // The deadline is not that of a notice.
+      SHARD_RETURN_IF_ERROR(notices->Check(1, Deadline::After(kLong)));
+      if (!deadline.Expired()) return Status();
+      return DeadlineExceeded(
+          "NCCL has not made its communicators within ", deadline.seconds(),
+          " s; run with NCCL_DEBUG=INFO, or give a longer timeout");
+    });
   });
   if (!opened.ok()) {
     // Other ranks wait in NCCL for this one.
@@ -187,29 +193,28 @@ RankComms::~RankComms() {
   if (!Finalize()) Abort();
 }
 
-std::vector<NcclComm> RankComms::TakeAll() {
+std::shared_ptr<RankComms::Comms> RankComms::TakeAll() {
+  auto taken = std::make_shared<Comms>();
   const std::lock_guard<std::mutex> lock(mutex_);
   aborted_ = true;
-  std::vector<NcclComm> comms;
-  // Those that were split go first.
-  for (auto it = comms_.rbegin(); it != comms_.rend(); ++it) {
-    if ((*it)->comm != nullptr) comms.push_back((*it)->comm);
-  }
-  comms_.clear();
-  return comms;
+  taken->swap(comms_);
+  return taken;
 }
 
 bool RankComms::Abort() noexcept {
   try {
-    const std::vector<NcclComm> comms = TakeAll();
-    if (comms.empty()) return true;
     // An abort hangs where the device or its driver does, so it has a thread
     // that can be left to it.
     auto queue =
         WorkQueue::Start(std::make_shared<Monitor>(), "shard-abort", Pauses());
+    const std::shared_ptr<Comms> comms = TakeAll();
+    if (comms->empty()) return true;
     const auto abort = [api = api_, context = context_, comms] {
       return context->Run([&] {
-        for (const NcclComm comm : comms) api.CommAbort(comm);
+        // The first waits for a split that goes on, which then gives a handle.
+        for (const auto& opened : *comms) {
+          if (opened->comm != nullptr) api.CommAbort(opened->comm);
+        }
         return Status();
       });
     };

@@ -65,7 +65,8 @@ class RankComms {
   Status Enqueue(std::string_view what, const RankSet& set, const Calls& calls,
                  const Check& check);
 
-  // Returns the first error that a communicator has met since.
+  // Returns an error that a communicator has met on the device or in the
+  // network.
   Status AsyncError();
 
   // Ends all that the communicators do on the device, and the communicators.
@@ -79,6 +80,9 @@ class RankComms {
     RankSet set;
     NcclComm comm = nullptr;
   };
+  // The first is that of all ranks.
+  using Comms = std::vector<std::unique_ptr<Opened>>;
+
   RankComms(std::shared_ptr<cuda::Context> context, NcclLibrary library,
             int world_size);
 
@@ -95,7 +99,7 @@ class RankComms {
   bool Finalize() noexcept;
   NcclComm Find(const RankSet& set) const;
   // Leaves no communicator to later calls, and returns those that there were.
-  std::vector<NcclComm> TakeAll();
+  std::shared_ptr<Comms> TakeAll();
 
   const std::shared_ptr<cuda::Context> context_;
   const NcclLibrary library_;
@@ -104,7 +108,7 @@ class RankComms {
   const pid_t owner_;
   std::mutex mutex_;
   // GUARDED_BY(mutex_). Their places stay: NCCL may write a handle later.
-  std::vector<std::unique_ptr<Opened>> comms_;
+  Comms comms_;
   bool opened_ = false;   // GUARDED_BY(mutex_); all of them.
   bool aborted_ = false;  // GUARDED_BY(mutex_); or ended.
 };

@@ -2,6 +2,8 @@
 
 #include "core/collectives/nccl/watchdog.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -15,11 +17,11 @@ namespace shard::nccl {
 
 namespace {
 
-// A rank that is gone may have done its part of a collective, which then ends.
-// Seconds that it is given to.
+// Seconds until a collective is given up that a rank took part in which is
+// gone: it may have done its part before.
 constexpr double kGoneSeconds = 0.5;
 
-// Collectives are short, but nobody waits for the watch of one.
+// Longer and longer: a watch that is late delays no work.
 class Pause {
  public:
   void Take() {
@@ -75,6 +77,13 @@ StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(
                          WorkQueue::Start(std::make_shared<Monitor>(),
                                           "shard-watchdog", Pauses()));
   watchdog->shared_->queue = watchdog->queue_.get();
+  // Also where memory runs out in a watch: no later one runs.
+  watchdog->queue_->OnError([shared = watchdog->shared_](const Status& error) {
+    // The queue ends with watches of what is done.
+    if (error.code() == StatusCode::kCancelled) return;
+    shared->Report(error);
+    shared->comms->Abort();
+  });
   return watchdog;
 }
 
@@ -101,9 +110,12 @@ Status Watchdog::Announce(const Announcement& mine, const Deadline& deadline) {
   return differs;
 }
 
-RankComms::Check Watchdog::CheckUntil(const Deadline& deadline) const {
-  return [notices = shared_->notices, number = announced_, deadline] {
-    return notices->Check(number, deadline);
+Watchdog::CheckUntil Watchdog::Checks(std::optional<Deadline> call) const {
+  return [shared = shared_, number = announced_, call] {
+    const Deadline deadline = call.value_or(Deadline::After(shared->timeout));
+    return [shared, number, deadline] {
+      return shared->notices->Check(number, deadline);
+    };
   };
 }
 
@@ -114,13 +126,24 @@ void Watchdog::Watch(std::string_view tag, Event begin, Event end,
       tag, [shared = shared_, work] { return WatchOne(shared.get(), work); });
 }
 
-void Watchdog::Report(const Status& error) { shared_->Report(error); }
+void Watchdog::Report(const Status& error) {
+  shared_->Report(error);
+  // After the watches, which then end.
+  queue_->Push("abort", [shared = shared_] {
+    shared->comms->Abort();
+    return Status();
+  });
+}
 
 std::shared_ptr<void> Watchdog::OnFailure(Handler handler) {
   const std::lock_guard<std::mutex> lock(shared_->mutex);
+  if (!shared_->failed.ok()) handler(shared_->failed);
   auto at =
       shared_->handlers.insert(shared_->handlers.end(), std::move(handler));
-  return std::shared_ptr<void>(nullptr, [shared = shared_, at](void*) {
+  const pid_t owner = ::getpid();
+  return std::shared_ptr<void>(nullptr, [shared = shared_, at, owner](void*) {
+    // In a child of fork the mutex may be held for ever.
+    if (::getpid() != owner) return;
     const std::lock_guard<std::mutex> end(shared->mutex);
     shared->handlers.erase(at);
   });
@@ -140,9 +163,9 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
   Pause pause;
   const auto find_error = [&]() -> Status {
     const Deadline never = Deadline::After(shared->timeout);
-    SHARD_RETURN_IF_ERROR(
-        shared->notices->Check(work.number, deadline.value_or(never))
-            .WithContext(StrCat("NCCL, '", work.tag, "'")));
+    const Status late =
+        shared->notices->Check(work.number, deadline.value_or(never));
+    if (!late.ok()) return late.WithContext(StrCat("NCCL, '", work.tag, "'"));
     SHARD_RETURN_IF_ERROR(shared->comms->AsyncError());
     const Status after = shared->notices->Check(work.number + 1, never);
     if (after.code() != StatusCode::kRankLost) return Status();

@@ -25,6 +25,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
@@ -54,6 +55,7 @@ struct Announcement {
 
   std::string ToText() const;
 };
+static_assert(std::has_unique_object_representations_v<Announcement>);
 
 class Watchdog {
  public:
@@ -67,9 +69,10 @@ class Watchdog {
   // for a rank that has announced another one.
   Status Announce(const Announcement& mine, const Deadline& deadline);
 
-  // Returns the check of the collective that was announced last, for waits of
-  // RankComms.
-  RankComms::Check CheckUntil(const Deadline& deadline) const;
+  // Returns what makes checks of the collective that was announced last, for
+  // waits of RankComms, when the stream comes to it. `call`: as Watch.
+  using CheckUntil = std::function<RankComms::Check()>;
+  CheckUntil Checks(std::optional<Deadline> call) const;
 
   // Watches the collective that was announced last. Its time begins with
   // `begin`, and it is done at `end`. `call`: when its time ends, or null for
@@ -77,7 +80,7 @@ class Watchdog {
   void Watch(std::string_view tag, Event begin, Event end,
              std::optional<Deadline> call);
 
-  // Ends the family with an error that was found elsewhere.
+  // Ends the family with an error that was found elsewhere, and aborts NCCL.
   void Report(const Status& error);
 
   // As Collectives::OnFailure.

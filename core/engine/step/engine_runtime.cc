@@ -15,18 +15,25 @@ StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
     const Deadline& deadline) {
   std::unique_ptr<EngineRuntime> runtime(new EngineRuntime);
   runtime->plan_ = std::move(plan);
-  if (before != nullptr) {
+  const PlanSets sets(*runtime->plan_, comm->rank());
+  runtime->reduce_ = sets.Reductions(*runtime->plan_);
+  if (before != nullptr) runtime->proposals_ = before->proposals_;
+  // The plans have the same sets of ranks.
+  const bool fits = before != nullptr &&
+                    before->reduce_.peer_bytes >= runtime->reduce_.peer_bytes &&
+                    before->reduce_.block_bytes >= runtime->reduce_.block_bytes;
+  if (fits) {
     runtime->collectives_ = before->collectives_;
-    runtime->proposals_ = before->proposals_;
+    runtime->reduce_ = before->reduce_;
   } else {
-    const PlanSets sets(*runtime->plan_, comm->rank());
-    SHARD_ASSIGN_OR_RETURN(
-        runtime->collectives_,
-        OpenCollectives(comm, device, sets.ToOpen(),
-                        {.transport = options.transport,
-                         .reduce = sets.Reductions(*runtime->plan_),
-                         .timeout = options.timeout},
-                        deadline));
+    SHARD_ASSIGN_OR_RETURN(runtime->collectives_,
+                           OpenCollectives(comm, device, sets.ToOpen(),
+                                           {.transport = options.transport,
+                                            .reduce = runtime->reduce_,
+                                            .timeout = options.timeout},
+                                           deadline));
+  }
+  if (runtime->proposals_ == nullptr) {
     SHARD_ASSIGN_OR_RETURN(runtime->proposals_, OpenProposals(comm, deadline));
   }
   SHARD_ASSIGN_OR_RETURN(

@@ -86,6 +86,7 @@ class EngineRuntime {
   // uses the components, the meetings of a step that nobody has waited for too.
   std::shared_ptr<const Plan> plan_;
   std::shared_ptr<Collectives> collectives_;
+  ReduceMemory reduce_;  // Of the collectives.
   std::shared_ptr<Notices> proposals_;
   std::optional<EngineMemory> memory_;
   HostStream* host_ = nullptr;
@@ -98,7 +99,8 @@ class EngineRuntime {
   std::unique_ptr<Stream> moving_;
   std::unique_ptr<Stream> updates_;  // As Stepper::Dependencies has it.
   std::unique_ptr<CommQueue> queue_;
-  std::shared_ptr<void> on_failure_;  // Of the collectives: fails streams.
+  // The registration of the handler that fails the streams.
+  std::shared_ptr<void> on_failure_;
 };
 
 }  // namespace shard

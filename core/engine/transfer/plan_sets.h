@@ -35,6 +35,7 @@ struct PlanSets {
       const size_t range =
           DTypeBytes(buffer.grad_dtype, buffer.layout.shard_numel());
       const auto add = [&](const RankSet& set, size_t bytes) {
+        if (set.count == 1) return;
         const auto peers = static_cast<size_t>(set.count - 1);
         memory.peer_bytes = std::max(memory.peer_bytes, peers * bytes);
         memory.block_bytes = std::max(memory.block_bytes, bytes);

@@ -122,13 +122,14 @@ TEST_P(NcclCollectivesTest, LargeBlocksComeInParts) {
   Run([](Communicator* comm) {
     BlockingCollectives cpu(comm);
     const auto peers = static_cast<size_t>(comm->world_size() - 1);
-    NcclRank rank(comm, EverySet(*comm),
-                  {.reduce = {.peer_bytes = peers * 256, .block_bytes = 256}});
+    NcclRank rank(
+        comm, EverySet(*comm),
+        {.reduce = {.peer_bytes = peers * 4096, .block_bytes = 4096}});
     for (const RankSet& set : EverySet(*comm)) {
       CheckReduceScatter(&cpu, &rank, set, 1,
-                         {DType::kF32, DType::kF32, false, true, 0, 1000});
+                         {DType::kF32, DType::kF32, false, true, 0, 5000});
       CheckReduceScatter(&cpu, &rank, set, 1,
-                         {DType::kBF16, DType::kF32, true, false, -1, 333});
+                         {DType::kBF16, DType::kF32, true, false, -1, 7001});
     }
   });
 }
