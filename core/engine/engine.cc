@@ -423,7 +423,8 @@ Status Engine::CaptureEnd() {
   runtime_->EndCapture();
   steps_.SetCaptures(false);
   if (!active.ok()) {
-    steps_.ForgetCaptured("the host had ended its capture before capture_end");
+    steps_.ForgetCaptured(
+        "its capture had ended, or become invalid, before capture_end");
   }
   return active;
 }

@@ -25,7 +25,8 @@ static shard_error* capture(captured_step* step, const uint8_t* sequences,
   if (!error) {
     error = enqueue(step, sequences, options);
     shard_error* end_error = shard_engine_capture_end(step->engine);
-    if (error) {
+    // An error of the layers makes the capture invalid, and its end fails.
+    if (error || cuda_layers_table(step->on)->error) {
       shard_error_free(end_error);
     } else {
       error = end_error;

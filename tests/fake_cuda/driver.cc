@@ -296,8 +296,10 @@ CuResult cuStreamIsCapturing(CuStream handle, CuCaptureStatus* status) {
   SHARD_FAKE_CUDA_FIND_STREAM(handle, stream);
   const bool any = !fake->captures.empty();
   if (any && stream->is_legacy) return CuResult::kStreamCaptureImplicit;
-  *status = fake->IsCaptured(handle) ? CuCaptureStatus::kActive
-                                     : CuCaptureStatus::kNone;
+  const Capture* const capture = FindIn(&fake->captures, HandleOf(handle));
+  *status = capture == nullptr    ? CuCaptureStatus::kNone
+            : capture->is_invalid ? CuCaptureStatus::kInvalidated
+                                  : CuCaptureStatus::kActive;
   return CuResult::kSuccess;
 }
 

@@ -65,7 +65,8 @@ grep -qE "^graphs +passed +4 of 4 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 grep -qE "^offload +passed +7 of 7 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
-# The sample's pass, that its losses fall, the losses, and offloaded states.
+# The sample's pass, that its losses fall, the losses, offloaded states, and a
+# captured step.
 grep -qE "^model +passed +5 of 5 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 # Muon's three precisions are as near to the CPU's as they are to be.
@@ -128,6 +129,7 @@ for argument; do
       exit 0 ;;
     --log=*) log="${argument#--log=}" ;;
     --export=*) export="${argument#--export=}" ;;
+    --capture) [ "$wrong" != capture ] || params=others ;;
     cuda:0) [ "$wrong" != losses ] || loss=4.005 ;;
     cuda:0?offload=states) [ "$wrong" != params ] || params=others ;;
   esac
@@ -136,7 +138,7 @@ echo '{"step":1,"loss":5,"seconds":0.1}' >"$log"
 echo '{"step":1,"validation_loss":'"$loss"',"seconds":0.2}' >>"$log"
 echo "$params" >"$export"
 END
-for wrong in "" pass losses params; do
+for wrong in "" pass losses params capture; do
   export wrong
   check --part model && [[ -n "$wrong" ]] && fail "model: $wrong"
   case "$wrong" in
@@ -144,6 +146,7 @@ for wrong in "" pass losses params; do
     pass) line="FAILED loss and gradients of a pass: loss 1e-3 WRONG" ;;
     losses) line="FAILED 2 losses within 0.001: .*4.005, and 4 on" ;;
     params) line="FAILED offloaded states, the same parameters: " ;;
+    capture) line="FAILED a captured step, the same parameters: " ;;
   esac
   grep -qE "$line" "$TEST_TMPDIR/out" || fail "$wrong: $(<"$TEST_TMPDIR/out")"
 done

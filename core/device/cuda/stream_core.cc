@@ -175,6 +175,12 @@ Status StreamCore::CheckCaptured() const {
     SHARD_RETURN_IF_ERROR(
         context_->driver()->ToStatus(result, "cuStreamIsCapturing"));
     if (status == CuCaptureStatus::kActive) return Status();
+    if (status == CuCaptureStatus::kInvalidated) {
+      return FailedPrecondition(
+          "the capture of the host's stream became invalid by a call that it "
+          "forbids, as one that allocates memory or waits; leave the call out, "
+          "and capture anew");
+    }
   }
   return FailedPrecondition(
       "the host's stream is not captured; give the engine a stream with "

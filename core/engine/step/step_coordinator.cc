@@ -137,8 +137,8 @@ Status StepCoordinator::Step(const StatusOr<StepOptions>& given,
 Status StepCoordinator::CheckCapture(const Deadline& deadline) const {
   if (deps_.comm->world_size() != 1) {
     return Unimplemented("capture_begin with ", deps_.comm->world_size(),
-                         " ranks: their tensors pass through the host, which "
-                         "is no part of a graph; step without one");
+                         " ranks: only the step of one rank can be part of a "
+                         "graph; step without one");
   }
   if (deps_.missing_grads != MissingGrads::kError) {
     return FailedPrecondition(

@@ -161,8 +161,7 @@ class OptionSearch {
     TryMoreRanks("always");
   }
 
-  // Where parameters stay whole, a world may be too large as well as too small,
-  // so the smallest come first. `wrap` "": that of the plan.
+  // Tries the smallest world first. `wrap` "": that of the plan.
   bool TryMoreRanks(const std::string& wrap) {
     PlanVariant most = nearest_;
     most.stage = 3;

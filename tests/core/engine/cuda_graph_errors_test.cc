@@ -14,6 +14,7 @@
 
 #include "core/base/strings.h"
 #include "core/device/cuda/cuda_device.h"
+#include "core/device/cuda/driver.h"
 #include "core/device/cuda/driver_api.h"
 #include "core/engine/engine.h"
 #include "tests/core/base/expect_status.h"
@@ -228,6 +229,25 @@ TEST_F(GraphErrorsTest, ACaptureThatBecomesInvalidEndsNothing) {
     ASSERT_OK(engine->AwaitStep());
   }
   EXPECT_EQ(engine->step(), 2);
+}
+
+TEST_F(GraphErrorsTest, ACallThatTheCaptureForbidsIsToldAtItsEnd) {
+  Host host("adamw");
+  Engine* const engine = host.engine();
+  SetCaptured(host.stream().get());
+  ASSERT_OK(engine->CaptureBegin());
+  cuda::CuPointer memory = 0;
+  EXPECT_EQ((*cuda::Driver::Load())->api().MemAlloc(&memory, 1),
+            cuda::CuResult::kStreamCaptureUnsupported);
+  ExpectError(engine->CaptureEnd(), StatusCode::kFailedPrecondition,
+              {"capture_end", "became invalid"});
+  SetCaptured(nullptr);
+  ExpectError(engine->BeforeReplay(Clipped()), StatusCode::kFailedPrecondition,
+              {"capture the step again"});
+  ASSERT_OK(host.Capture(Clipped()));
+  host.CopyGrads(1, true);
+  ASSERT_OK(host.Replay(Clipped()));
+  ASSERT_OK(engine->AwaitStep());
 }
 
 // Each call of the driver's fails once during a capture, and during the wait
