@@ -77,7 +77,7 @@ StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(
                          WorkQueue::Start(std::make_shared<Monitor>(),
                                           "shard-watchdog", Pauses()));
   watchdog->shared_->queue = watchdog->queue_.get();
-  // Also where memory runs out in a watch: no later one runs.
+  // A watch has failed, or memory ran out in it: no later one runs.
   watchdog->queue_->OnError([shared = watchdog->shared_](const Status& error) {
     // The queue ends with watches of what is done.
     if (error.code() == StatusCode::kCancelled) return;
@@ -177,11 +177,7 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
     if (!deadline && work.begin.IsDone()) {
       deadline = Deadline::After(shared->timeout);
     }
-    if (const Status error = find_error(); !error.ok()) {
-      shared->Report(error);
-      shared->comms->Abort();
-      return error;
-    }
+    SHARD_RETURN_IF_ERROR(find_error());
     pause.Take();
   }
   return Status();
