@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/collectives/nccl/pause.h"
 #include "core/device/work_queue/work_queue.h"
 
 namespace shard::nccl {
@@ -23,17 +23,10 @@ constexpr std::string_view kOpen = "open NCCL's communicators";
 // about the same time take much less; a rank that is alone aborts its own.
 constexpr double kFinalizeSeconds = 2;
 
-class Pause {
- public:
-  void Take() {
-    std::this_thread::sleep_for(next_);
-    next_ = std::min(2 * next_, kLongest);
-  }
-
- private:
-  static constexpr std::chrono::microseconds kLongest{500};
-  std::chrono::microseconds next_{1};
-};
+// Between the polls of a call that is in progress, for which a host waits.
+Pause PauseOfCall() {
+  return Pause(std::chrono::microseconds(1), std::chrono::microseconds(500));
+}
 
 }  // namespace
 
@@ -126,7 +119,7 @@ Status RankComms::Split(const RankSet& set, int rank, const Check& check) {
 Status RankComms::Await(std::string_view call, NcclResult result, NcclComm comm,
                         const Check& check,
                         std::unique_lock<std::mutex>* lock) {
-  Pause pause;
+  Pause pause = PauseOfCall();
   for (bool first = true; result == NcclResult::kInProgress; first = false) {
     if (!first) {
       lock->unlock();
@@ -209,7 +202,7 @@ bool RankComms::Abort() noexcept {
         WorkQueue::Start(std::make_shared<Monitor>(), "shard-abort", Pauses());
     const std::shared_ptr<Comms> comms = TakeAll();
     if (comms->empty()) return true;
-    const auto abort = [api = api_, context = context_, comms] {
+    const auto end_all = [api = api_, context = context_, comms] {
       return context->Run([&] {
         // The first waits for a split that goes on, which then gives a handle.
         for (const auto& opened : *comms) {
@@ -218,8 +211,8 @@ bool RankComms::Abort() noexcept {
         return Status();
       });
     };
-    if (!queue.ok()) return abort().ok();
-    (*queue)->Push("abort", abort);
+    if (!queue.ok()) return end_all().ok();
+    (*queue)->Push("abort", end_all);
     const Status done = (*queue)->Synchronize(Deadline::After(kAbortSeconds));
     if (done.code() != StatusCode::kDeadlineExceeded) return true;
     static_cast<void>(queue->release());
@@ -243,7 +236,7 @@ bool RankComms::Finalize() noexcept {
       }
     }
     for (const auto& opened : comms_) {
-      Pause pause;
+      Pause pause = PauseOfCall();
       for (;;) {
         NcclResult state = NcclResult::kSuccess;
         if (api_.CommGetAsyncError(opened->comm, &state) !=

@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "core/base/dtype.h"
 #include "core/base/strings.h"
+#include "core/collectives/nccl/pause.h"
 
 namespace shard::nccl {
 
@@ -21,18 +21,10 @@ namespace {
 // gone: it may have done its part before.
 constexpr double kGoneSeconds = 0.5;
 
-// Longer and longer: a watch that is late delays no work.
-class Pause {
- public:
-  void Take() {
-    std::this_thread::sleep_for(next_);
-    next_ = std::min(2 * next_, kLongest);
-  }
-
- private:
-  static constexpr std::chrono::milliseconds kLongest{20};
-  std::chrono::milliseconds next_{1};
-};
+// Between the looks at a collective: one that is seen late delays no work.
+Pause PauseOfWatch() {
+  return Pause(std::chrono::milliseconds(1), std::chrono::milliseconds(20));
+}
 
 std::string_view NameOf(Announcement::Kind kind) {
   switch (kind) {
@@ -160,7 +152,7 @@ void Watchdog::Shared::Report(const Status& error) {
 Status Watchdog::WatchOne(Shared* shared, const Work& work) {
   std::optional<Deadline> deadline = work.call;
   std::optional<Deadline> gone;
-  Pause pause;
+  Pause pause = PauseOfWatch();
   const auto find_error = [&]() -> Status {
     const Deadline never = Deadline::After(shared->timeout);
     const Status late =
