@@ -94,13 +94,14 @@ INSTANTIATE_TEST_SUITE_P(Runs, SameBitsTest, ::testing::ValuesIn(Runs()));
 // Saves are written during the capture and while replays go on, and a run of
 // either kind goes on from a checkpoint of either.
 TEST_F(CudaCaptureTest, GoesOnFromACheckpoint) {
+  if (shard::kSanitized) {
+    GTEST_SKIP() << "AsPlainSteps captures and saves the same, CudaTest loads";
+  }
   const Result plain = Train("plain", "--save-every 1", 22, 0);
   const Result captured = Train("captured", "--save-every 1 --capture", 22, 19);
   ExpectSame(captured, plain);
   for (const std::string from : {"plain", "captured"}) {
     for (const bool captures : {false, true}) {
-      // Under a sanitizer, the runs that have most to them.
-      if (shard::kSanitized && (from == "plain" || !captures)) continue;
       // A validation, the steps 11 to 20, and a validation.
       const Result rest =
           Train("rest",

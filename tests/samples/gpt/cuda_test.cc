@@ -10,6 +10,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/core/base/sanitizers.h"
 #include "tests/samples/gpt/cuda_fixture.h"
 
 namespace cuda_test {
@@ -77,7 +78,7 @@ TEST_F(CudaTest, GoesOnFromACheckpointOnEitherDevice) {
       RunOnFake(Short("--device cuda:0 --save-every 10 --save " + saved))));
   const std::string resume = "--resume " + saved + "/step-000010 ";
   for (const std::string device :
-       {"--device cuda:0", "--device cuda:0 --rank-threads 2 --stage 3",
+       {"--device cuda:0 --rank-threads 2 --stage 3", "--device cuda:0",
         "--device cpu"}) {
     // A validation, 10 steps, and a validation.
     const auto rest = Losses(Log(RunOnFake(Short(resume + device)), 12));
@@ -85,6 +86,8 @@ TEST_F(CudaTest, GoesOnFromACheckpointOnEitherDevice) {
     for (size_t i = 0; i < rest.size(); i++) {
       EXPECT_NEAR(rest[i], whole[10 + i], kTolerance * whole[10 + i]) << device;
     }
+    // Under a sanitizer, the run that has most to it.
+    if (shard::kSanitized) break;
   }
 }
 
