@@ -43,9 +43,7 @@ int Main(int argc, char** argv) {
     const Gpu gpu(OrdinalOf(options.device));
     const std::string described = gpu.Describe();
     report.Text("device", described);
-    const bool is_known = described.find("H100") != std::string::npos ||
-                          described.find("H200") != std::string::npos;
-    options.has_targets = is_known && options.elements >= Options().elements;
+    options.judged = WhatIsJudged(described, options.elements);
     kParts.at(part)(options, &report);
   } catch (const std::exception& error) {
     report.Check("the part runs", false, error.what());

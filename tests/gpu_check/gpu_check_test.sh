@@ -150,6 +150,60 @@ for wrong in "" pass losses params capture; do
   esac
   grep -qE "$line" "$TEST_TMPDIR/out" || fail "$wrong: $(<"$TEST_TMPDIR/out")"
 done
+
+# A model that is ended while it trains leaves neither files nor its training:
+# by itself, and as a part that is not done in time or whose gpu_check is ended.
+cat >"$folder/gpu_check_train_gpt" <<'END'
+#!/bin/sh
+echo $$ >"$TRAINING"
+exec sleep 1000
+END
+python3 -B - "$folder" "$TEST_TMPDIR" <<'END' || fail "a model that is ended"
+import os, pathlib, shutil, signal, subprocess, sys, time
+folder, root = map(pathlib.Path, sys.argv[1:])
+temporary = root / "temporary"
+training = root / "training"
+
+def await_that(condition, what):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+def trains():
+    return training.exists() and training.read_text().endswith("\n")
+
+def is_alive(pid):
+    try:
+        # A process that nobody waits for has ended, too.
+        return ") Z " not in pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+def end(command, number=None):
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    training.unlink(missing_ok=True)
+    environment = {**os.environ, "TMPDIR": temporary, "TRAINING": training}
+    program = subprocess.Popen(command, env=environment,
+                               stdout=subprocess.DEVNULL)
+    if number:
+        await_that(trains, "the training's begin")
+        assert list(temporary.rglob("text")), "the model has no folder"
+        program.send_signal(number)
+    code = program.wait(timeout=60)
+    assert code == (128 + number if number else 1), code
+    assert not list(temporary.iterdir()), list(temporary.rglob("*"))
+    if trains():
+        pid = int(training.read_text())
+        await_that(lambda: not is_alive(pid), "the training's end")
+
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    end([sys.executable, folder / "gpu_check_model.py"], number)
+check = [folder / "gpu_check", "--part", "model", "--json", root / "json"]
+end(check, signal.SIGTERM)
+end([*check, "--limit", "2"])
+END
 cp -f tests/gpu_check/gpu_check_train_gpt "$folder"
 
 # Muon and the model are left out where there is no cuBLAS: here are files that do

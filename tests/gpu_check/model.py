@@ -15,6 +15,7 @@ which the last line then says."""
 import argparse
 import json
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,9 @@ FULL_ELEMENTS = 1 << 30
 WORDS = ("shard ", "rank ", "gradient ", "step ", "the ", "reduce", "and ",
          "of ", "tensor ", "a unit ", "buffers ", "gathers ", "sum", "norm, ",
          "moment. ", "\n")
+
+
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
 class NoCublas(Exception):
@@ -58,14 +62,28 @@ def write_text(path, words):
             text.write(WORDS[state >> 28])
 
 
+def let_signals_in():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
 def run(*arguments):
     """Runs the sample, and returns its exit code, its output and its errors."""
-    done = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True,
-                          errors="replace", check=False)
-    error = done.stderr.strip()
+    # A signal must not come between the start of the process and its name here.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    with subprocess.Popen(
+            [PROGRAM, *arguments], text=True, errors="replace",
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=let_signals_in) as process:
+        try:
+            let_signals_in()
+            out, error = process.communicate()
+        except BaseException:
+            process.kill()
+            raise
+    error = error.strip()
     if "no cuBLAS: " in error:
         raise NoCublas(error.splitlines()[-1])
-    return done.returncode, done.stdout, error[-500:]
+    return process.returncode, out, error[-500:]
 
 
 class Training:
@@ -164,11 +182,24 @@ def check_model(device, options, folder):
     return all(holds)
 
 
+def end_on_signals():
+    """Makes a signal that ends the program an exception, so that its folder is
+    removed and its training ended."""
+    def end(number, _):
+        for ignored in SIGNALS:
+            signal.signal(ignored, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for number in SIGNALS:
+        signal.signal(number, end)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--elements", type=int, default=FULL_ELEMENTS)
     given = parser.parse_args()
+    end_on_signals()
     options = LONG if given.elements >= FULL_ELEMENTS else SHORT
     try:
         with tempfile.TemporaryDirectory() as folder:

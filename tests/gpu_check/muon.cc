@@ -155,7 +155,7 @@ void MuonSteps(const Options& options, Report* report) {
     report->Text("muon", "not run: " + missing);
     return;
   }
-  const bool large = options.elements >= Options().elements;
+  const bool large = options.elements >= kWholeElements;
   CompareUpdates(options, large ? 768 : 24, report);
   Measure(options, "12 blocks of GPT-2", Blocks(12, large ? 768 : 8), report);
   const std::int64_t side = large ? 4096 : 32;

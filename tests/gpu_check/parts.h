@@ -6,6 +6,7 @@
 #ifndef SHARD_TESTS_GPU_CHECK_PARTS_H_
 #define SHARD_TESTS_GPU_CHECK_PARTS_H_
 
+#include <cstdint>
 #include <string>
 
 #include "tests/gpu_check/report.h"
@@ -17,10 +18,8 @@ struct Options {
   std::string only;  // Checks whose names have this text.
   // Of the bandwidth's tensors in all. A fake of the driver has the time for
   // few.
-  std::int64_t elements = std::int64_t{1} << 30;
-  // Whether the device and the tensors are those of docs/benchmarks.md, so that
-  // speeds are checked, and not only told.
-  bool has_targets = false;
+  std::int64_t elements = kWholeElements;
+  Judged judged;
 };
 
 // The libraries of the machine, and training on a stream of the host's.

@@ -21,17 +21,7 @@ double Median(std::vector<double> values) {
 void Tell(const Options& options, const std::string& what, double value,
           const std::string& unit, double least, double most, Report* report) {
   report->Number(what, value, unit);
-  if (!options.has_targets) return;
-  const auto text = [&](const char* bound, double number) {
-    return what + " is " + bound + " " + std::to_string(number) + " " + unit;
-  };
-  if (least > 0) {
-    report->Check(text("at least", least), value >= least,
-                  std::to_string(value));
-  }
-  if (most > 0) {
-    report->Check(text("at most", most), value <= most, std::to_string(value));
-  }
+  if (options.judged.speeds) report->Judge(what, value, unit, least, most);
 }
 
 std::vector<Shape> EqualTensors(int tensors, std::int64_t elements) {

@@ -25,7 +25,7 @@ double SecondsSince(Clock::time_point start);
 // REQUIRES: there are values.
 double Median(std::vector<double> values);
 
-// Tells a number, and checks it where the device has targets. 0 is no bound.
+// Tells a speed, and judges it where the device has targets. 0 is no bound.
 void Tell(const Options& options, const std::string& what, double value,
           const std::string& unit, double least, double most, Report* report);
 
