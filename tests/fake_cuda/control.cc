@@ -79,6 +79,7 @@ void Reset(const Options& options) {
   fake->descriptions.clear();
   fake->failures.clear();
   fake->library_objects = 0;
+  fake->product_workspaces = DefaultProductWorkspaces();
   fake->captures.clear();
   fake->graphs.clear();
   fake->lost = cuda::CuResult::kSuccess;
@@ -258,6 +259,12 @@ void ClearFailures() {
   fake->scheduler.LoseAt(0, nullptr);
 }
 
+void SetProductWorkspaces(const std::vector<size_t>& workspaces) {
+  Fake* const fake = TheFake();
+  const std::lock_guard<std::mutex> lock(fake->mutex);
+  fake->product_workspaces = workspaces;
+}
+
 namespace {
 
 // The failures of a program that is not linked with this header, each as
@@ -275,6 +282,21 @@ struct FailuresOfEnvironment {
     }
   }
 } failures_of_environment;
+
+// Such a program has the algorithms of SHARD_FAKE_CUDA_PRODUCT_WORKSPACES, as
+// SetProductWorkspaces has them, separated by commas.
+struct ProductWorkspacesOfEnvironment {
+  ProductWorkspacesOfEnvironment() {
+    const char* const text = std::getenv("SHARD_FAKE_CUDA_PRODUCT_WORKSPACES");
+    if (text == nullptr) return;
+    std::istringstream list(text);
+    std::vector<size_t> workspaces;
+    for (std::string bytes; std::getline(list, bytes, ',');) {
+      workspaces.push_back(std::stoull(bytes));
+    }
+    SetProductWorkspaces(workspaces);
+  }
+} product_workspaces_of_environment;
 
 // Such a program has as many devices as SHARD_FAKE_CUDA_DEVICES says.
 struct DevicesOfEnvironment {

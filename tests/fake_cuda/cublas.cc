@@ -52,10 +52,8 @@ namespace {
 using testing::fake_cuda::Access;
 using testing::fake_cuda::CountLibraryObject;
 using testing::fake_cuda::EnterLibrary;
+using testing::fake_cuda::FindProductAlgorithm;
 using testing::fake_cuda::LaunchInLibrary;
-
-// What an algorithm of the fake takes of its workspace.
-constexpr size_t kWorkspaceBytes = 1024;
 
 CublasResult ResultOf(CuResult result) {
   switch (result) {
@@ -339,14 +337,15 @@ CublasResult cublasLtMatmulAlgoGetHeuristic(
   if (!product.Fits()) return CublasResult::kInvalidValue;
   *num_found = 0;
   // Others may round parts of a sum to the type of the matrices.
-  if (wanted < 1 || preference->most_bytes < kWorkspaceBytes ||
-      preference->schemes != kCublasReduceInComputeType) {
+  size_t workspace_bytes = 0;
+  if (wanted < 1 || preference->schemes != kCublasReduceInComputeType ||
+      !FindProductAlgorithm(preference->most_bytes, &workspace_bytes)) {
     return CublasResult::kNotSupported;
   }
   *num_found = 1;
   *found = {};
-  found->algorithm.data[0] = kWorkspaceBytes;
-  found->workspace_bytes = kWorkspaceBytes;
+  found->algorithm.data[0] = workspace_bytes;
+  found->workspace_bytes = workspace_bytes;
   return CublasResult::kSuccess;
 }
 
@@ -379,8 +378,10 @@ CublasResult cublasLtMatmul(CublasHandle /*handle*/, CublasMatmulDesc desc,
   }
   std::vector<Access> accesses = {{a, BytesOf(*a_layout), false},
                                   {b, BytesOf(*b_layout), false},
-                                  {d, d_bytes, true},
-                                  {workspace, workspace_bytes, true}};
+                                  {d, d_bytes, true}};
+  if (workspace_bytes > 0) {
+    accesses.push_back({workspace, workspace_bytes, true});
+  }
   if (product.beta != 0) accesses.push_back({c, BytesOf(*c_layout), false});
   return ResultOf(LaunchInLibrary(stream, "cublasLtMatmul", accesses,
                                   [product] { product.Run(); }));

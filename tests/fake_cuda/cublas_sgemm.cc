@@ -3,9 +3,13 @@
 // A fake of cuBLAS over the fake of the driver, with the one product that
 // samples/gpt uses: cublasSgemmStridedBatched, as one kernel of the handle's
 // stream. libshard itself uses cuBLASLt, whose fake is cublas.cc.
+//
+// As cuBLAS, it takes a workspace of any size, and finds at a product that its
+// algorithms need more.
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "core/device/cuda/driver_api.h"
@@ -27,7 +31,10 @@ enum : int {
   kBlasAllocFailed = 3,
   kBlasInvalidValue = 7,
   kBlasExecutionFailed = 13,
+  kBlasNotSupported = 15,
 };
+
+constexpr int kMajorVersion = 0;  // libraryPropertyType
 
 constexpr int kBlasTranspose = 1;  // cublasOperation_t
 
@@ -38,6 +45,12 @@ int ResultOf(CuResult result) {
     case CuResult::kNotInitialized:
     case CuResult::kInvalidContext:
       return kBlasNotInitialized;
+    case CuResult::kOutOfMemory:
+      return kBlasAllocFailed;
+    case CuResult::kInvalidValue:
+      return kBlasInvalidValue;
+    case CuResult::kNotSupported:
+      return kBlasNotSupported;
     default:
       return kBlasExecutionFailed;
   }
@@ -114,6 +127,26 @@ bool Overlap(const Matrices& x, const Matrices& y, int count) {
 
 }  // namespace
 
+SHARD_FAKE_CUBLAS_API int cublasGetProperty(int property, int* value) {
+  *value = property == kMajorVersion ? SHARD_FAKE_MAJOR : 8;
+  return kBlasSuccess;
+}
+
+SHARD_FAKE_CUBLAS_API const char* cublasGetStatusName(int status) {
+  switch (status) {
+    case kBlasNotInitialized:
+      return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case kBlasAllocFailed:
+      return "CUBLAS_STATUS_ALLOC_FAILED";
+    case kBlasInvalidValue:
+      return "CUBLAS_STATUS_INVALID_VALUE";
+    case kBlasNotSupported:
+      return "CUBLAS_STATUS_NOT_SUPPORTED";
+    default:
+      return "CUBLAS_STATUS_EXECUTION_FAILED";
+  }
+}
+
 SHARD_FAKE_CUBLAS_API int cublasCreate_v2(void** handle) {
   const CuResult entered = EnterLibrary("cublasCreate");
   if (entered != CuResult::kSuccess) return ResultOf(entered);
@@ -138,6 +171,8 @@ SHARD_FAKE_CUBLAS_API int cublasSetStream_v2(void* handle, CuStream stream) {
 
 SHARD_FAKE_CUBLAS_API int cublasSetWorkspace_v2(void* handle, void* workspace,
                                                 size_t bytes) {
+  const CuResult entered = EnterLibrary("cublasSetWorkspace");
+  if (entered != CuResult::kSuccess) return ResultOf(entered);
   if (handle == nullptr) return kBlasNotInitialized;
   if (reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment != 0) {
     return kBlasInvalidValue;
@@ -179,6 +214,11 @@ SHARD_FAKE_CUBLAS_API int cublasSgemmStridedBatched(
   if (blas.workspace == nullptr && IsCaptured(blas.stream)) {
     return kBlasAllocFailed;
   }
+  const size_t most = blas.workspace == nullptr
+                          ? std::numeric_limits<size_t>::max()
+                          : blas.workspace_bytes;
+  size_t needed = 0;
+  if (!FindProductAlgorithm(most, &needed)) return kBlasAllocFailed;
   std::vector<Access> accesses = {{a, product.a.Bytes(count), false},
                                   {b, product.b.Bytes(count), false},
                                   {c, product.c.Bytes(count), true}};

@@ -91,6 +91,8 @@ struct Failure {
   bool loses;  // The devices, too.
 };
 
+inline std::vector<size_t> DefaultProductWorkspaces() { return {1024}; }
+
 struct Fake {
   Fake() : scheduler(&mutex, [this](bool open) { memory.Protect(open); }) {}
 
@@ -150,6 +152,7 @@ struct Fake {
       descriptions;
   std::vector<Failure> failures;
   int library_objects = 0;
+  std::vector<size_t> product_workspaces = DefaultProductWorkspaces();
   std::map<Handle, Capture> captures;  // By stream.
   // Of graphs, and of those that can be launched.
   std::map<Handle, Graph> graphs;

@@ -235,6 +235,12 @@ SHARD_FAKE_CUDA_API void ClearFailures();
 
 SHARD_FAKE_CUDA_API bool IsLost();
 
+// Sets the algorithms that both fakes of cuBLAS have for any product, the best
+// first, by the bytes of workspace that each needs. Without it and after Reset
+// there is one, which needs 1 KiB.
+SHARD_FAKE_CUDA_API void SetProductWorkspaces(
+    const std::vector<size_t>& workspaces);
+
 // ---- For fakes of libraries that use the driver ----
 
 // What each call of a library does first, as those of the driver: it counts,
@@ -244,6 +250,9 @@ SHARD_FAKE_CUDA_API cuda::CuResult EnterLibrary(const std::string& symbol);
 SHARD_FAKE_CUDA_API cuda::CuResult LaunchInLibrary(
     cuda::CuStream stream, const std::string& kernel,
     const std::vector<Access>& accesses, const std::function<void()>& run);
+// Finds the algorithm for a product: the first of SetProductWorkspaces that
+// needs at most `most` bytes of workspace. Returns false where there is none.
+SHARD_FAKE_CUDA_API bool FindProductAlgorithm(size_t most, size_t* bytes);
 // An object of the library's was made, 1, or destroyed, -1.
 SHARD_FAKE_CUDA_API void CountLibraryObject(int change);
 

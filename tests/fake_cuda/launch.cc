@@ -111,6 +111,17 @@ void AddKernel(const char* name, size_t arg_bytes,
   fake->added_kernels.push_back({name, arg_bytes, run});
 }
 
+bool FindProductAlgorithm(size_t most, size_t* bytes) {
+  Fake* const fake = TheFake();
+  const std::lock_guard<std::mutex> lock(fake->mutex);
+  for (const size_t needed : fake->product_workspaces) {
+    if (needed > most) continue;
+    *bytes = needed;
+    return true;
+  }
+  return false;
+}
+
 void CountLibraryObject(int change) {
   Fake* const fake = TheFake();
   if (fake->owner.load() != ::getpid()) return;

@@ -60,6 +60,11 @@ Allocation* MemoryMap::Allocate(MemoryKind kind, int device, uint64_t context,
   }
   if (bytes > kArenaBytes) return nullptr;
   const size_t size = Pages(bytes);
+  // CheckLaunch takes a word whose lower half is 0 for a number.
+  if (static_cast<uint32_t>(
+          reinterpret_cast<uintptr_t>(arena_ + arena_used_)) == 0) {
+    arena_used_ += kPage;
+  }
   if (arena_used_ + size + kPage > kArenaBytes) return nullptr;
   char* const memory = arena_ + arena_used_;
   if (mprotect(memory, size, PROT_READ | PROT_WRITE) != 0) return nullptr;

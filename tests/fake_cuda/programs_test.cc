@@ -185,16 +185,17 @@ TEST_F(BlasTest, RefusesWhatTheLibraryDoesNotPromise) {
 }
 
 // A captured product has the workspace that the host has set since it set the
-// stream.
+// stream, if that is large enough.
 TEST_F(BlasTest, ACapturedProductNeedsAWorkspaceOfTheHosts) {
-  const auto set_workspace = [&](CuPointer memory) {
+  constexpr size_t kEnough = 1024;
+  const auto set_workspace = [&](CuPointer memory, size_t bytes) {
     return Blas<int (*)(void*, void*, size_t)>("cublasSetWorkspace_v2")(
-        handle_, reinterpret_cast<void*>(memory), kBytes);
+        handle_, reinterpret_cast<void*>(memory), bytes);
   };
   const float* a = Matrices({1, 3, 2, 4});
   const float* b = Matrices({1, 4, 2, 5, 3, 6});
   auto* const c = reinterpret_cast<float*>(MakeMemory(6 * sizeof(float)));
-  const CuPointer workspace = MakeMemory();
+  const CuPointer workspace = MakeMemory(kEnough);
   const auto captured = [&] {
     SetCaptured(stream_);
     const int result = Multiply(false, false, a, 2, b, 2, 0, c, 1);
@@ -202,9 +203,11 @@ TEST_F(BlasTest, ACapturedProductNeedsAWorkspaceOfTheHosts) {
     return result;
   };
   EXPECT_EQ(captured(), kAllocFailed);
-  EXPECT_EQ(set_workspace(workspace + 128), kInvalidValue);
+  EXPECT_EQ(set_workspace(workspace + 128, kEnough), kInvalidValue);
   EXPECT_EQ(captured(), kAllocFailed);
-  EXPECT_EQ(set_workspace(workspace), 0);
+  EXPECT_EQ(set_workspace(workspace, kEnough - 1), 0);
+  EXPECT_EQ(captured(), kAllocFailed);
+  EXPECT_EQ(set_workspace(workspace, kEnough), 0);
   EXPECT_EQ(captured(), 0);
   // Products overwrite it, in the order of the stream.
   EXPECT_EQ(Multiply(false, false, a, 2, b, 2, 0, c, 1), 0);

@@ -29,6 +29,7 @@ enum { kHostMemoryPortable = 1 };  // CU_MEMHOSTALLOC_PORTABLE
 enum { kCaptureOfThread = 1 };     // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 enum { kComputeCapabilityMajor = 75 };
+enum { kMajorVersion = 0 };  // MAJOR_VERSION of libraryPropertyType
 enum { kBlasNone = 0, kBlasTranspose = 1 };  // CUBLAS_OP_N, CUBLAS_OP_T
 
 // Each X(name, symbol, parameters): a function of libcuda.so.1. All return a
@@ -73,6 +74,7 @@ enum { kBlasNone = 0, kBlasTranspose = 1 };  // CUBLAS_OP_N, CUBLAS_OP_T
 
 // The same of libcublas.so. Matrices are column-major.
 #define GPU_BLAS(X)                                                          \
+  X(property, cublasGetProperty, (int which, int* value))                    \
   X(create, cublasCreate_v2, (blas_handle * handle))                         \
   X(destroy, cublasDestroy_v2, (blas_handle handle))                         \
   X(set_stream, cublasSetStream_v2, (blas_handle handle, gpu_stream stream)) \
@@ -92,6 +94,7 @@ typedef struct gpu_driver {
 
 typedef struct gpu_blas {
   GPU_BLAS(GPU_FUNCTION)
+  const char* (*status_name)(gpu_result status);  // cublasGetStatusName
 } gpu_blas;
 
 #undef GPU_FUNCTION

@@ -13,23 +13,33 @@ bool gpu_fail(gpu* g, const char* text) {
   return false;
 }
 
-// Returns whether a call of the driver has succeeded, and keeps its error.
-static bool ok(gpu* g, const char* call, gpu_result result) {
+// Returns whether a call of the driver has succeeded, and keeps its error,
+// which `remedy` ends.
+static bool ok_or(gpu* g, const char* call, gpu_result result,
+                  const char* remedy) {
   if (result == 0) return true;
   const char* name = NULL;
   const char* text = NULL;
   // Neither knows the errors of newer drivers.
   if (g->driver.error_name(result, &name) != 0) name = "unknown error";
   if (g->driver.error_string(result, &text) != 0) text = "unknown";
-  char why[256];
-  snprintf(why, sizeof(why), "%s: %s (%d): %s", call, name, result, text);
+  char why[512];
+  snprintf(why, sizeof(why), "%s: %s (%d): %s%s", call, name, result, text,
+           remedy);
   return gpu_fail(g, why);
 }
 
-static bool blas_ok(gpu* g, const char* call, gpu_result result) {
+static bool ok(gpu* g, const char* call, gpu_result result) {
+  return ok_or(g, call, result, "");
+}
+
+// The same for cuBLAS.
+static bool blas_ok_or(gpu* g, const char* call, gpu_result result,
+                       const char* remedy) {
   if (result == 0) return true;
-  char why[128];
-  snprintf(why, sizeof(why), "%s: status %d (cublasStatus_t)", call, result);
+  char why[512];
+  snprintf(why, sizeof(why), "%s: %s (%d)%s", call, g->blas.status_name(result),
+           result, remedy);
   return gpu_fail(g, why);
 }
 
@@ -58,39 +68,64 @@ static bool load_driver(gpu* g) {
   return ok(g, "cuInit", g->driver.init(0));
 }
 
-// Loads the newest cuBLAS that is known, unless the process has one.
-static bool load_blas(gpu* g) {
-  static const char* const kNames[] = {"libcublas.so.13", "libcublas.so.12"};
-  void* library = NULL;
-  char reasons[700] = "";
-  for (int load = 0; load < 2 && !library; load++) {
-    const int flags = RTLD_NOW | RTLD_LOCAL | (load ? 0 : RTLD_NOLOAD);
-    for (int i = 0; i < 2 && !library; i++) {
-      library = dlopen(kNames[i], flags);
-      const char* const reason = library ? NULL : dlerror();
-      if (!load || !reason) continue;
-      const size_t length = strlen(reasons);
-      snprintf(reasons + length, sizeof(reasons) - length, "%s%s",
-               length > 0 ? "; " : "", reason);
-    }
-  }
-  if (!library) {
-    char why[sizeof(g->error)];
-    snprintf(
-        why, sizeof(why),
-        "no cuBLAS: %s; install cuBLAS of CUDA 12 or 13 (it is in the CUDA "
-        "toolkit, and in Python's nvidia-cublas), and put its folder into "
-        "LD_LIBRARY_PATH",
-        reasons);
-    return gpu_fail(g, why);
-  }
-#define FIND(name, symbol, parameters)           \
-  if (!find(library, #symbol, &g->blas.name)) {  \
-    return gpu_fail(g, "cuBLAS lacks " #symbol); \
+// Takes the functions of a cuBLAS. Its major version is that of its name: the
+// functions of another one may have other arguments. Returns false where the
+// library cannot be used, with the reason.
+static bool use_blas(gpu* g, void* library, int major, char* why, size_t size) {
+#define FIND(name, symbol, parameters)                               \
+  if (!find(library, #symbol, &g->blas.name)) {                      \
+    snprintf(why, size, "libcublas.so.%d lacks %s", major, #symbol); \
+    return false;                                                    \
   }
   GPU_BLAS(FIND)
+  FIND(status_name, cublasGetStatusName, )
 #undef FIND
-  return true;
+  int found = 0;
+  g->blas.property(kMajorVersion, &found);
+  if (found == major) return true;
+  snprintf(why, size, "libcublas.so.%d is cuBLAS %d, and not %d", major, found,
+           major);
+  return false;
+}
+
+// Loads the cuBLAS of a major version, and adds the reason to `reasons` where
+// it cannot be used.
+static bool try_blas(gpu* g, int major, int flags, char* reasons, size_t size) {
+  char name[32];
+  snprintf(name, sizeof(name), "libcublas.so.%d", major);
+  void* const library = dlopen(name, flags);
+  char why[300] = "";
+  if (!library) {
+    snprintf(why, sizeof(why), "%s", dlerror());
+  } else if (use_blas(g, library, major, why, sizeof(why))) {
+    return true;
+  } else {
+    dlclose(library);
+  }
+  const size_t length = strlen(reasons);
+  snprintf(reasons + length, size - length, "%s%s", length > 0 ? "; " : "",
+           why);
+  return false;
+}
+
+// Loads the newest cuBLAS that can be used, or the one that the process has.
+static bool load_blas(gpu* g) {
+  static const int kMajors[] = {13, 12};
+  char reasons[700] = "";
+  for (int load = 0; load < 2; load++) {
+    reasons[0] = '\0';
+    const int flags = RTLD_NOW | RTLD_LOCAL | (load ? 0 : RTLD_NOLOAD);
+    for (int i = 0; i < 2; i++) {
+      if (try_blas(g, kMajors[i], flags, reasons, sizeof(reasons))) return true;
+    }
+  }
+  char why[sizeof(g->error)];
+  snprintf(why, sizeof(why),
+           "no cuBLAS: %s; install cuBLAS of CUDA 12 or 13 (it is in the CUDA "
+           "toolkit, and in Python's nvidia-cublas), and put its folder into "
+           "LD_LIBRARY_PATH",
+           reasons);
+  return gpu_fail(g, why);
 }
 
 int gpu_count(void) {
@@ -115,6 +150,19 @@ static bool load_kernels(gpu* g) {
   return ok(g, "cuModuleLoadData", result);
 }
 
+static const char kOtherBlas[] =
+    "; free memory of the GPU, or try another cuBLAS of CUDA 12 or 13 "
+    "(LD_LIBRARY_PATH)";
+
+// Returns whether a call of cuBLAS has succeeded that needs the workspace.
+static bool workspace_ok(gpu* g, const char* call, gpu_result result) {
+  if (result == 0) return true;
+  char remedy[200];
+  snprintf(remedy, sizeof(remedy), ", with a workspace of %zu bytes%s",
+           g->workspace_bytes, kOtherBlas);
+  return blas_ok_or(g, call, result, remedy);
+}
+
 // Opens cuBLAS with a workspace of the program's own. Without one cuBLAS takes
 // memory where it needs it, in a graph once more for each capture. The size
 // decides between algorithms, so a graph has the bits of a plain step only
@@ -125,19 +173,20 @@ static bool open_blas(gpu* g) {
       !ok(g, "cuDeviceGetAttribute",
           g->driver.device_attribute(&major, kComputeCapabilityMajor,
                                      g->device)) ||
-      !blas_ok(g, "cublasCreate", g->blas.create(&g->handle))) {
+      !blas_ok_or(g, "cublasCreate", g->blas.create(&g->handle), kOtherBlas)) {
     return false;
   }
   // The sizes that the documentation of cublasSetWorkspace recommends, for
   // Hopper and later, and for GPUs before it.
-  const size_t bytes = (size_t)(major >= 9 ? 32 : 4) << 20;
-  g->workspace = gpu_allocate(g, bytes);
+  g->workspace_bytes = (size_t)(major >= 9 ? 32 : 4) << 20;
+  g->workspace = gpu_allocate(g, g->workspace_bytes);
   // In this order: cublasSetStream goes back to cuBLAS's own workspace.
   return g->workspace &&
-         blas_ok(g, "cublasSetStream",
-                 g->blas.set_stream(g->handle, g->stream)) &&
-         blas_ok(g, "cublasSetWorkspace",
-                 g->blas.set_workspace(g->handle, g->workspace, bytes));
+         blas_ok_or(g, "cublasSetStream",
+                    g->blas.set_stream(g->handle, g->stream), kOtherBlas) &&
+         workspace_ok(g, "cublasSetWorkspace",
+                      g->blas.set_workspace(g->handle, g->workspace,
+                                            g->workspace_bytes));
 }
 
 bool gpu_open(gpu* g, int ordinal) {
@@ -178,10 +227,21 @@ static gpu_pointer address(const void* memory) {
   return (gpu_pointer)(uintptr_t)memory;
 }
 
+// Returns whether an allocation has succeeded.
+static bool allocated(gpu* g, const char* call, gpu_result result, size_t bytes,
+                      const char* remedy) {
+  if (result == 0) return true;
+  char text[200];
+  snprintf(text, sizeof(text), "; %zu bytes %s", bytes, remedy);
+  return ok_or(g, call, result, text);
+}
+
 void* gpu_allocate(gpu* g, size_t bytes) {
   gpu_pointer memory = 0;
   if (g->error[0] ||
-      !ok(g, "cuMemAlloc", g->driver.memory_alloc(&memory, bytes))) {
+      !allocated(g, "cuMemAlloc", g->driver.memory_alloc(&memory, bytes), bytes,
+                 "of the GPU's memory are needed: nvidia-smi lists who uses "
+                 "it")) {
     return NULL;
   }
   return (void*)(uintptr_t)memory;
@@ -190,8 +250,11 @@ void* gpu_allocate(gpu* g, size_t bytes) {
 void* gpu_allocate_pinned(gpu* g, size_t bytes) {
   void* memory = NULL;
   if (g->error[0] ||
-      !ok(g, "cuMemHostAlloc",
-          g->driver.host_alloc(&memory, bytes, kHostMemoryPortable))) {
+      !allocated(g, "cuMemHostAlloc",
+                 g->driver.host_alloc(&memory, bytes, kHostMemoryPortable),
+                 bytes,
+                 "of the host's memory that stays in place (pinned) are "
+                 "needed: free memory, or raise the limit of the container")) {
     return NULL;
   }
   return memory;
@@ -291,11 +354,12 @@ void gpu_multiply(gpu* g, const gpu_product* product, gpu_matrices a,
   }
   // A row-major matrix is the transpose of the column-major one that cuBLAS
   // sees. So cuBLAS computes C^T = op(B)^T op(A)^T.
-  blas_ok(g, "cublasSgemmStridedBatched",
-          g->blas.multiply(
-              g->handle, product->transpose_b ? kBlasTranspose : kBlasNone,
-              product->transpose_a ? kBlasTranspose : kBlasNone,
-              product->columns, product->rows, product->inner, &product->alpha,
-              b.data, b.stride, b.next, a.data, a.stride, a.next,
-              &product->beta, c.data, c.stride, c.next, product->count));
+  workspace_ok(
+      g, "cublasSgemmStridedBatched",
+      g->blas.multiply(
+          g->handle, product->transpose_b ? kBlasTranspose : kBlasNone,
+          product->transpose_a ? kBlasTranspose : kBlasNone, product->columns,
+          product->rows, product->inner, &product->alpha, b.data, b.stride,
+          b.next, a.data, a.stride, a.next, &product->beta, c.data, c.stride,
+          c.next, product->count));
 }

@@ -29,6 +29,7 @@ typedef struct gpu {
   gpu_module module;
   blas_handle handle;
   void* workspace;  // Memory of the GPU, for products of cuBLAS.
+  size_t workspace_bytes;
 } gpu;
 
 // Returns how many GPUs this process may use: 0 without a driver.

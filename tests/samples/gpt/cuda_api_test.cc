@@ -25,6 +25,7 @@ using shard::testing::CalledAlike;
 #define CHECK_BLAS(name, symbol, parameters) CHECK(gpu_blas, name, symbol)
 GPU_DRIVER(CHECK_DRIVER)
 GPU_BLAS(CHECK_BLAS)
+CHECK(gpu_blas, status_name, cublasGetStatusName)
 
 TEST(CudaApiTest, HasTheValuesOfTheHeaders) {
   EXPECT_EQ(CUDA_SUCCESS, 0);
@@ -34,6 +35,7 @@ TEST(CudaApiTest, HasTheValuesOfTheHeaders) {
   EXPECT_EQ(int{kCaptureOfThread}, int{CU_STREAM_CAPTURE_MODE_THREAD_LOCAL});
   EXPECT_EQ(int{kComputeCapabilityMajor},
             int{CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR});
+  EXPECT_EQ(int{kMajorVersion}, int{MAJOR_VERSION});
   EXPECT_EQ(int{kBlasNone}, int{CUBLAS_OP_N});
   EXPECT_EQ(int{kBlasTranspose}, int{CUBLAS_OP_T});
 }

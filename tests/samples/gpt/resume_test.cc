@@ -285,6 +285,19 @@ TEST_F(RefusedTest, IsToldWhatIsWrong) {
   ExpectRefused(resume + "--steps 1", "at step 2, beyond --steps 1");
 }
 
+// A save that fails while training goes on is not lost: the next one says so.
+TEST_F(ResumeTest, ASaveThatFailsIsAnErrorOfTheNext) {
+  const Outcome outcome =
+      RunCommand("trap '' XFSZ; ulimit -f 100; samples/gpt/train_gpt " +
+                 Short("--save-every 5 --val-every 0 --save " + Checkpoints()));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err,
+              AllOf(HasSubstr("rank 0: --save: RESOURCE_EXHAUSTED: "),
+                    HasSubstr("step-000005")));
+  const std::string log = ReadFile(folder_ + "/log");
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 10);
+}
+
 TEST_F(ResumeTest, AFolderThatCannotBeMadeEndsTheRun) {
   const Outcome outcome =
       Run(Short("--rank-threads 2 --save " + folder_ + "/none/none"));
