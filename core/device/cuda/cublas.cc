@@ -212,7 +212,7 @@ Status Product::Choose() {
   const Cublas* const blas = cublas_.get();
   CublasPreference preference = nullptr;
   SHARD_CUBLAS_CALL(blas, MatmulPreferenceCreate, &preference);
-  const auto find = [&](CublasHeuristic* found, int* num_found) -> Status {
+  const auto find = [&](CublasHeuristic* found) -> Status {
     const uint64_t most = kMaxWorkspace;
     SHARD_CUBLAS_CALL(blas, MatmulPreferenceSetAttribute, preference,
                       CublasPreferenceAttribute::kMaxWorkspaceBytes, &most,
@@ -222,18 +222,23 @@ Status Product::Choose() {
                       CublasPreferenceAttribute::kReductionSchemes,
                       &kCublasReduceInComputeType,
                       sizeof(kCublasReduceInComputeType));
-    SHARD_CUBLAS_CALL(blas, MatmulAlgoGetHeuristic, blas->handle(), desc_, b_,
-                      a_, d_, d_, preference, 1, found, num_found);
-    return Status();
+    int num_found = 0;
+    const CublasResult result = blas->api().MatmulAlgoGetHeuristic(
+        blas->handle(), desc_, b_, a_, d_, d_, preference, 1, found,
+        &num_found);
+    if (result == CublasResult::kNotSupported ||
+        (result == CublasResult::kSuccess && num_found < 1)) {
+      return BackendUnavailable(
+          blas->name(), " has no algorithm for a product that needs at most ",
+          FormatBytes(most),
+          " of workspace; try another version of cuBLAS, or another precision");
+    }
+    return blas->ToStatus(result, "cublasLtMatmulAlgoGetHeuristic");
   };
   CublasHeuristic found = {};
-  int num_found = 0;
-  const Status status = find(&found, &num_found);
+  const Status status = find(&found);
   blas->api().MatmulPreferenceDestroy(preference);
   SHARD_RETURN_IF_ERROR(status);
-  if (num_found < 1) {
-    return BackendUnavailable(blas->name(), " has no algorithm for a product");
-  }
   SHARD_RETURN_IF_ERROR(
       blas->ToStatus(found.state, "cublasLtMatmulAlgoGetHeuristic"));
   algorithm_ = found.algorithm;

@@ -18,6 +18,7 @@
 #include "core/device/cuda/driver_api.h"
 #include "core/engine/engine.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/base/temp_folder.h"
 #include "tests/core/engine/cuda_graph_host.h"
 #include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/thread_ranks.h"
@@ -314,24 +315,77 @@ TEST_F(GraphErrorsTest, OneStepIsCaptured) {
   EXPECT_OK(host.Replay(Clipped()));
 }
 
-TEST_F(GraphErrorsTest, AStepThatIsBegunIsNotReplayed) {
-  const HostsStream stream;
+// Makes an engine that has captured a step. Without a loss scale a step needs
+// no norm.
+std::unique_ptr<Engine> MakeUnscaled(const HostsStream& stream,
+                                     const StepOptions& captured) {
   EngineOptions options;
   options.opened_device = *cuda::OpenDevice("0");
-  const auto engine = Engine::Create(MakePlan("adamw"), OpenLocal(), options);
-  ASSERT_OK(engine);
-  ASSERT_OK((*engine)->SetStream(stream.get()));
-  ASSERT_OK(Fill(engine->get()));
+  auto made = Engine::Create(MakePlan("adamw"), OpenLocal(), options);
+  EXPECT_OK(made);
+  auto engine = *std::move(made);
+  EXPECT_OK(engine->SetStream(stream.get()));
+  EXPECT_OK(Fill(engine.get()));
   SetCaptured(stream.get());
-  ASSERT_OK((*engine)->CaptureBegin());
-  ASSERT_OK((*engine)->Step(StepOptions(), nullptr));
-  ASSERT_OK((*engine)->CaptureEnd());
+  EXPECT_OK(engine->CaptureBegin());
+  EXPECT_OK(engine->Step(captured, nullptr));
+  EXPECT_OK(engine->CaptureEnd());
   SetCaptured(nullptr);
-  ASSERT_OK((*engine)->BeginStep(StepOptions()));
-  ExpectError((*engine)->BeforeReplay(StepOptions()),
+  return engine;
+}
+
+TEST_F(GraphErrorsTest, AStepThatIsBegunIsNotReplayed) {
+  const HostsStream stream;
+  const auto engine = MakeUnscaled(stream, StepOptions());
+  ASSERT_OK(engine->BeginStep(StepOptions()));
+  ExpectError(engine->BeforeReplay(StepOptions()),
               StatusCode::kFailedPrecondition, {"before_replay", "begin_step"});
-  ASSERT_OK((*engine)->Step(StepOptions(), nullptr));
-  EXPECT_EQ((*engine)->step(), 1);
+  ASSERT_OK(engine->Step(StepOptions(), nullptr));
+  EXPECT_EQ(engine->step(), 1);
+}
+
+TEST_F(GraphErrorsTest, AStepWithANormIsNotReplayedWithoutOneNorTheReverse) {
+  const std::string norm = "a norm of the gradients";
+  const std::string none = "no norm of the gradients";
+  for (const bool has_norm : {false, true}) {
+    const StepOptions captured = has_norm ? Clipped() : StepOptions();
+    const StepOptions other = has_norm ? StepOptions() : Clipped();
+    const HostsStream stream;
+    const auto engine = MakeUnscaled(stream, captured);
+    ExpectError(engine->BeforeReplay(other), StatusCode::kFailedPrecondition,
+                {StrCat("it has ", has_norm ? norm : none, ", and this step ",
+                        has_norm ? none : norm),
+                 "capture it again, or step without the graph"});
+    EXPECT_OK(engine->BeforeReplay(captured));
+    ASSERT_OK(engine->Step(other, nullptr));
+    EXPECT_EQ(engine->step(), 1);
+  }
+}
+
+// A graph has one row of constants where all parameters did as many steps.
+TEST_F(GraphErrorsTest, ParametersOfDifferentStepsAreNotReplayedAsOfOne) {
+  const testing::TempFolder folder;
+  {
+    Host host("adamw");
+    Engine* const engine = host.engine();
+    const ParamId params[] = {0};
+    ASSERT_OK(engine->SetTrainable(params, false, 0));
+    ASSERT_OK(engine->Step(Clipped(), nullptr));
+    ASSERT_OK(engine->SetTrainable(params, true, 0));
+    ASSERT_OK(engine->Save(folder.path(), SaveOptions()));
+  }
+  Host host("adamw");
+  ASSERT_OK(host.Capture(Clipped()));
+  LoadReport report;
+  ASSERT_OK(host.engine()->Load(folder.path(), LoadOptions(), &report));
+  ExpectError(host.engine()->BeforeReplay(Clipped()),
+              StatusCode::kFailedPrecondition,
+              {"its parameters did one step, and do steps of different "
+               "numbers now"});
+  ASSERT_OK(host.Capture(Clipped()));
+  host.CopyGrads(2, true);
+  ASSERT_OK(host.Replay(Clipped()));
+  EXPECT_EQ(host.engine()->step(), 2);
 }
 
 // In a graph nobody marks gradients.

@@ -2,8 +2,8 @@
 //
 // Engines with Muon on the device cuda, over the fakes of the driver and of
 // cuBLASLt: what a step launches and calls, what ranks share, and a cuBLAS that
-// does not start. cuda_muon_precision_test compares what steps compute, and
-// cuda_faults_test makes each of their calls fail.
+// does not start or has no algorithm. cuda_muon_precision_test compares what
+// steps compute, and cuda_faults_test makes each of their calls fail.
 
 #include <gtest/gtest.h>
 
@@ -37,6 +37,7 @@ using testing::fake_cuda::Count;
 using testing::fake_cuda::CountSince;
 using testing::fake_cuda::FailCall;
 using testing::fake_cuda::RunAll;
+using testing::fake_cuda::SetProductWorkspaces;
 using FakeCounters = testing::fake_cuda::Counters;
 using Shapes = std::vector<std::vector<int64_t>>;
 using Launches = std::map<std::string, uint64_t>;
@@ -185,7 +186,7 @@ Launches StepOfRanks(Form form, int world_size) {
 }
 
 TEST_F(MuonRanksTest, EachMatrixIsMadeOrthogonalOnce) {
-  for (const int stage : {1, 2, 3}) {
+  for (const int stage : {0, 1, 2, 3}) {
     SCOPED_TRACE(StrCat("stage ", stage));
     // Each is a batch of its own.
     const Form form = {
@@ -227,6 +228,31 @@ TEST_F(MuonRanksTest, ACublasThatDoesNotStartIsTheErrorOfAllRanks) {
   }
   RunThreadRanks(2,
                  [&](const auto& comm) { EXPECT_OK(MakeEngine(plan, comm)); });
+}
+
+// An engine has no more room for cuBLAS's algorithms than is promised.
+TEST_F(MuonRanksTest, ProductsThatNeedALargerWorkspaceAreTheErrorOfAllRanks) {
+  const auto plan =
+      MakePlan({.world_size = 2, .optimizer = "muon", .shapes = Small(4)});
+  constexpr size_t kTooMuch = (size_t{32} << 20) + 1;
+  SetProductWorkspaces({kTooMuch});
+  RunThreadRanks(2, [&](const auto& comm) {
+    ExpectError(MakeEngine(plan, comm), StatusCode::kBackendUnavailable,
+                {"muon's products of 2 matrices of 8 x 8, "
+                 "matmul_precision=highest: libcublasLt.so.13 13.8 has no "
+                 "algorithm for a product that needs at most 32.0 MiB"});
+  });
+  // Slower ones will do.
+  for (const size_t less : {2048, 0}) {
+    SetProductWorkspaces({kTooMuch, less});
+    RunThreadRanks(2, [&](const auto& comm) {
+      const auto engine = MakeEngine(plan, comm);
+      ASSERT_OK(engine);
+      ASSERT_OK(cuda_training::Fill(engine->get()));
+      EXPECT_OK(TrainOneStep(engine->get(), 1));
+      EXPECT_OK((*engine)->Synchronize(0));
+    });
+  }
 }
 
 TEST_F(MuonRanksTest, OtherOptimizersNeedNoCublas) {

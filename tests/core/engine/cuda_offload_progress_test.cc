@@ -10,10 +10,12 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <latch>
 #include <limits>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -83,8 +85,10 @@ class WatchedCpu final : public ForwardingDevice {
 
 StatusOr<std::unique_ptr<Engine>> MakeEngine(
     const std::shared_ptr<const Plan>& plan,
-    const std::shared_ptr<Communicator>& comm, HostWork* work) {
+    const std::shared_ptr<Communicator>& comm, HostWork* work,
+    double timeout = 0) {
   EngineOptions options;
+  options.timeout = timeout;
   SHARD_ASSIGN_OR_RETURN(auto device, cuda::OpenDevice("0"));
   options.opened_device =
       OffloadStates(std::move(device), std::make_shared<WatchedCpu>(work),
@@ -183,6 +187,38 @@ TEST_F(CudaOffloadProgressTest, AStepThatIsSkippedLeavesTheWindowsAsTheyWere) {
     ASSERT_OK(engine.Step(options, nullptr));
     EXPECT_EQ(work.updates, 2 * updates);
   }
+}
+
+// Threads of an update wait for copies much longer than the engine's timeout.
+TEST_F(CudaOffloadProgressTest, AnEngineIsFreedWhoseDeviceHangsInAnUpdate) {
+  HostWork work;
+  auto engine = MakeEngine(
+      cuda_training::MakePlan({.units = 1, .elements_per_unit = 200000}),
+      OpenLocal(), &work, 1);
+  ASSERT_OK(engine);
+  ASSERT_OK(cuda_training::Fill(engine->get()));
+  ASSERT_OK((*engine)->Synchronize(0));
+  ASSERT_OK((*engine)->BeginStep(StepOptions()));
+  ASSERT_OK((*engine)->MarkUnitGradsReady(1));
+  // Some windows are updated, of 800.
+  const Deadline deadline = Deadline::After(kLongest);
+  while (work.updates < 10 && !deadline.Expired()) std::this_thread::yield();
+  testing::fake_cuda::Pause();
+  StepOptions step;
+  step.timeout = 0.1;
+  EXPECT_EQ((*engine)->Step(step, nullptr).code(),
+            StatusCode::kDeadlineExceeded);
+  const auto begin = std::chrono::steady_clock::now();
+  engine->reset();
+  const std::chrono::duration<double> took =
+      std::chrono::steady_clock::now() - begin;
+  EXPECT_LT(took.count(), 15);
+  EXPECT_LT(work.updates, 800);
+  // The engine's memory stays allocated, since the device may use it.
+  testing::fake_cuda::Resume();
+  testing::fake_cuda::RunAll();
+  EXPECT_EQ(testing::fake_cuda::ViolationText(), "");
+  testing::ResetWithKernels();
 }
 
 }  // namespace

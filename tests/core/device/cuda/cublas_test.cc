@@ -42,6 +42,7 @@ using testing::fake_cuda::Counters;
 using testing::fake_cuda::CountSince;
 using testing::fake_cuda::FailCall;
 using testing::fake_cuda::RunAll;
+using testing::fake_cuda::SetProductWorkspaces;
 
 // Half the distance of two numbers from 1 on.
 constexpr double kBF16Half = 0x1p-8;
@@ -182,7 +183,6 @@ class CublasTest : public FakeCudaTest {
     const auto before_d = d.All();
     const auto product = Make(shape);
     ASSERT_OK(product);
-    EXPECT_GT(product->workspace_bytes(), 0u);
     EXPECT_LE(product->workspace_bytes(), Product::kMaxWorkspace);
     auto workspace =
         device_->Allocate(product->workspace_bytes(), "the workspace");
@@ -374,11 +374,28 @@ TEST_F(CublasTest, AnyCallOfMakingAProductMayFail) {
   ASSERT_OK(Make(shape));
 }
 
-TEST_F(CublasTest, AShapeWithoutAnAlgorithmIsAnError) {
-  FailCall("cublasLtMatmulAlgoGetHeuristic", 1, CuResult::kNotSupported);
+// Its best algorithm needs more than the workspace has.
+TEST_F(CublasTest, AnAlgorithmThatFitsTheWorkspaceIsChosen) {
+  constexpr size_t kMost = Product::kMaxWorkspace;
+  for (const size_t fits : {kMost, size_t{2048}, size_t{0}}) {
+    SetProductWorkspaces({2 * kMost, kMost + 1, fits});
+    const auto product = Make(ShapeOf(8, 8, 8, false, true, 5));
+    ASSERT_OK(product);
+    EXPECT_EQ(product->workspace_bytes(), fits);
+    Check(ShapeOf(8, 8, 8, false, true, 5), 2.5f, -1.25f);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(CublasTest, AShapeWithoutAnAlgorithmThatFitsIsAnError) {
+  const auto alive = CountAlive();
+  SetProductWorkspaces(
+      {2 * Product::kMaxWorkspace, Product::kMaxWorkspace + 1});
   ExpectError(Make(ShapeOf(8, 8, 8, false, true, 5)),
               StatusCode::kBackendUnavailable,
-              {"cublasLtMatmulAlgoGetHeuristic: CUBLAS_STATUS_NOT_SUPPORTED"});
+              {"libcublasLt.so.13 13.8 has no algorithm", "at most 32.0 MiB",
+               "; try another version of cuBLAS, or another precision"});
+  EXPECT_EQ(CountAlive(), alive) << AliveText();
 }
 
 TEST_F(CublasTest, AProductThatFailsNamesItsCall) {
