@@ -114,10 +114,12 @@ StatusOr<std::optional<Offload>> TakeOffload(std::string_view text,
 // Takes the key of collectives out of a spec.
 StatusOr<Transport> TakeTransport(std::string_view text, Spec* spec) {
   if (spec->name() != "cuda") return Transport::kStaged;
-  const std::string name = spec->TakeString("collectives", "staged");
-  if (name == "auto") return Transport::kAuto;
-  if (name == "nccl") return Transport::kNccl;
-  if (name == "staged") return Transport::kStaged;
+  const std::string name =
+      spec->TakeString("collectives", TransportName(Transport::kStaged));
+  for (const Transport transport :
+       {Transport::kStaged, Transport::kNccl, Transport::kAuto}) {
+    if (name == TransportName(transport)) return transport;
+  }
   return InvalidArgument("'", text, "': collectives='", name,
                          "' is unknown; known: auto, nccl, and staged, through "
                          "the host's memory");

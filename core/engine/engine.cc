@@ -42,10 +42,7 @@ void DescribeDevice(const Device& device, Transport transport, FactSink* sink) {
             device.ReachesSharedMemory() ? "yes" : "no");
   sink->Add("", "offload of optimizer states",
             device.offload() == nullptr ? "no" : "yes");
-  sink->Add("", "collectives",
-            transport == Transport::kNccl   ? "nccl"
-            : transport == Transport::kAuto ? "auto"
-                                            : "staged");
+  sink->Add("", "collectives", TransportName(transport));
 }
 
 }  // namespace
@@ -96,8 +93,8 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
         DescribeDevice(*device, transport, sink);
       },
       deadline));
-  SHARD_RETURN_IF_ERROR(
-      CheckDeviceMemory(*plan, comm.get(), device.get(), nullptr, deadline));
+  SHARD_RETURN_IF_ERROR(CheckDeviceMemory(*plan, comm.get(), device.get(),
+                                          transport, nullptr, deadline));
   const auto blas = FindBlas(*plan, hypers, device.get());
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm.get(), "find a BLAS", blas.status(), deadline));

@@ -54,6 +54,22 @@ std::string PlainName(const RankPlacement& placement) {
   return placement.device.substr(0, placement.device.find('?'));
 }
 
+// Returns the spec of a device with offload where `placement` has none, else
+// without. Other options are kept.
+std::string ToggledDevice(const RankPlacement& placement) {
+  std::string spec = PlainName(placement);
+  const char* separator = "?";
+  if (placement.transport != Transport::kStaged) {
+    StrAppend(&spec, separator,
+              "collectives=", TransportName(placement.transport));
+    separator = "&";
+  }
+  if (placement.offload == nullptr) {
+    StrAppend(&spec, separator, "offload=states");
+  }
+  return spec;
+}
+
 // Returns the dtype of 16 bits to which sums of gradients over ranks are
 // rounded; nothing where they are not (docs/numerics.md).
 std::optional<DType> RoundedSums(const Plan& plan,
@@ -326,9 +342,7 @@ class OptionSearch {
                              " as now"));
     }
     if (change.toggles_offload) {
-      words.push_back(
-          StrCat("device \"", PlainName(placement_),
-                 placement_.offload == nullptr ? "?offload=states" : "", "\""));
+      words.push_back(StrCat("device \"", ToggledDevice(placement_), "\""));
     }
     if (change.stage != 0 && change.stage != options().stage) {
       words.push_back(StrCat("stage ", change.stage));

@@ -20,6 +20,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/offload.h"
+#include "core/base/transport.h"
 #include "core/flat/plan.h"
 
 namespace shard {
@@ -30,8 +31,10 @@ struct RankPlacement {
   std::string device = "cpu";   // Device::name().
   // Whether tensors lie in memory of the device's own, not in the host's.
   bool has_device_memory = false;
-  // Whether collectives have staging memory in the host.
+  // Whether collectives have memory of their own, for tensors that the host
+  // does not reach.
   bool has_staging = false;
+  Transport transport = Transport::kStaged;
   const Offload* offload = nullptr;  // Device::offload().
   int ranks_on_host = 1;
   int ranks_on_device = 1;  // Those that share the memory of one device.

@@ -53,11 +53,13 @@ StatusOr<MemoryNeed> LeastOfRanks(Communicator* comm, std::string_view phase,
 
 }  // namespace
 
-RankPlacement PlacementOf(const Communicator& comm, const Device& device) {
+RankPlacement PlacementOf(const Communicator& comm, const Device& device,
+                          Transport transport) {
   return {.shares_tensors = SharesTensors(comm, device),
           .device = device.name(),
           .has_device_memory = HasDeviceMemory(device),
           .has_staging = !device.IsHostMemory(),
+          .transport = transport,
           .offload = device.offload(),
           .ranks_on_host = comm.local_world_size()};
 }
@@ -92,7 +94,8 @@ Status CheckSupported(const Plan& plan, const Communicator& comm,
 }
 
 Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
-                         const Plan* before, const Deadline& deadline) {
+                         Transport transport, const Plan* before,
+                         const Deadline& deadline) {
   // CheckSupported has looked at the host's memory.
   if (!HasDeviceMemory(*device)) return Status();
   constexpr std::string_view kPhase = "look at the memory of devices";
@@ -107,7 +110,7 @@ Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
   // only a second look finds what all the others kept.
   if (room.ok()) room = look();
   Status local = room.status();
-  RankPlacement placement = PlacementOf(*comm, *device);
+  RankPlacement placement = PlacementOf(*comm, *device, transport);
   const auto ranks_on_host = static_cast<uint64_t>(placement.ranks_on_host);
   Rooms rooms = {.host = AvailableHostMemory()};
   MemoryNeed per_rank = {UINT64_MAX, rooms.host / ranks_on_host};

@@ -11,6 +11,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
+#include "core/base/transport.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/engine/step/explain_misfit.h"
@@ -28,7 +29,8 @@ inline bool SharesTensors(const Communicator& comm, const Device& device) {
 
 // Returns where the ranks of this host have their memory, all of them on such a
 // device, each alone on it.
-RankPlacement PlacementOf(const Communicator& comm, const Device& device);
+RankPlacement PlacementOf(const Communicator& comm, const Device& device,
+                          Transport transport = Transport::kStaged);
 
 // Returns OK where this build can step what the plan describes, `comm` has the
 // ranks that the plan is for, and a checkpoint can hold the state. Where the
@@ -43,7 +45,8 @@ Status CheckSupported(const Plan& plan, const Communicator& comm,
 // not. COLLECTIVE, for ranks on devices of one kind. OK is no promise that the
 // plan will fit.
 Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
-                         const Plan* before, const Deadline& deadline);
+                         Transport transport, const Plan* before,
+                         const Deadline& deadline);
 
 // Loads the BLAS that the plan's optimizers need and returns its name; "" where
 // none needs one. Local. BACKEND_UNAVAILABLE lists the names that were tried.

@@ -36,14 +36,44 @@ Shortfall MissingOf(const shard_memory& memory, const MemoryLimits& limits) {
           .host = Missing(memory.host_bytes, limits.host_memory)};
 }
 
+// Returns the spec of a device without the options of offload, and with all
+// others.
+std::string WithoutOffload(const std::string& device) {
+  const size_t query = device.find('?');
+  std::string kept = device.substr(0, query);
+  char separator = '?';
+  for (size_t end = query; end < device.size();) {
+    const size_t begin = end + 1;
+    end = std::min(device.find('&', begin), device.size());
+    const std::string option = device.substr(begin, end - begin);
+    if (option.starts_with("offload=") ||
+        option.starts_with("offload_threads=")) {
+      continue;
+    }
+    kept += separator + option;
+    separator = '&';
+  }
+  return kept;
+}
+
+bool Offloads(const std::string& device) {
+  return device.find("offload=states") != std::string::npos;
+}
+
 bool IsGpuWithStates(const std::string& device) {
-  return device.starts_with("cuda") &&
-         device.find("offload=") == std::string::npos;
+  return device.starts_with("cuda") && !Offloads(device);
 }
 
 std::string Offloaded(const std::string& device) {
-  return device + (device.find('?') == std::string::npos ? "?" : "&") +
+  const std::string plain = WithoutOffload(device);
+  return plain + (plain.find('?') == std::string::npos ? "?" : "&") +
          "offload=states";
+}
+
+// Returns the option of shardctl, quoted where a shell needs it.
+std::string DeviceOption(const std::string& device) {
+  const char* const quote = device.find('?') == std::string::npos ? "" : "'";
+  return "--device " + (quote + Shown(device)) + quote;
 }
 
 // Returns the optimizer's text with states of another type; "" where its states
@@ -88,13 +118,12 @@ class OptionSearch {
  private:
   // The host may be too small for what is offloaded, and the GPU not.
   void TryWithoutOffload() {
-    const size_t query = limits_.device.find('?');
-    if (query == std::string::npos) return;
+    if (!Offloads(limits_.device)) return;
     MemoryLimits kept = limits_;
-    kept.device.resize(query);
+    kept.device = WithoutOffload(limits_.device);
     const Plan plan = make_(nearest_);
     if (!FitOf(plan.get(), kept).fits()) return;
-    found_.push_back("--device " + Shown(kept.device));
+    found_.push_back(DeviceOption(kept.device));
   }
 
   // Returns variants that shard more, least first.
@@ -149,7 +178,7 @@ class OptionSearch {
       add("--optimizer '" + Shown(variant.optimizer) + "'");
     }
     if (!fit.fits()) {
-      add("--device '" + Shown(Offloaded(limits_.device)) + "'");
+      add(DeviceOption(Offloaded(limits_.device)));
     }
     if (variant.whole != nearest_.whole) add("without " + nearest_.whole);
     found_.push_back(std::move(text));

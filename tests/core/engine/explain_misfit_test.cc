@@ -195,6 +195,27 @@ TEST(ExplainMisfitTest, OffloadThatTheHostHasNoRoomFor) {
       << both;
 }
 
+// The device that is named has the options that have nothing to do with memory.
+TEST(ExplainMisfitTest, AnOffloadKeepsTheTransport) {
+  RankPlacement placement = OnGpus();
+  const auto remedy = [&](uint64_t device, uint64_t host) {
+    return Remedy({}, placement, RoomsOf(device, host));
+  };
+  const auto expect = [&](const std::string& text, const std::string& spec) {
+    EXPECT_EQ(text.find(StrCat("it fits with device \"", spec, "\" (")), 0u)
+        << text;
+  };
+  placement.transport = Transport::kNccl;
+  expect(remedy(60 * kMiB, kPlenty), "cuda:0?collectives=nccl&offload=states");
+  placement.transport = Transport::kAuto;
+  expect(remedy(60 * kMiB, kPlenty), "cuda:0?collectives=auto&offload=states");
+  placement.device = "cuda:0?offload=states&offload_threads=4";
+  placement.offload = &kOffload;
+  expect(remedy(80 * kMiB, 50 * kMiB), "cuda:0?collectives=auto");
+  placement.transport = Transport::kStaged;
+  expect(remedy(80 * kMiB, 50 * kMiB), "cuda:0");
+}
+
 // The lowest stage that fits is named.
 TEST(ExplainMisfitTest, AHigherStage) {
   const Form form = {.world_size = 4};

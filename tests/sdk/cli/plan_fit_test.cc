@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/sdk/cli/plan_testing.h"
@@ -221,6 +222,41 @@ TEST_F(PlanFitTest, SaysWhatFitsOfAnOffload) {
   const Result no_device = Plan({"--host-memory", "1GiB"});
   EXPECT_EQ(no_device.code, 3);
   EXPECT_TRUE(Has(no_device.error, "give --device cuda")) << no_device.error;
+}
+
+// Other options of a device are kept, whatever their order.
+TEST_F(PlanFitTest, AnOffloadKeepsOtherOptionsOfTheDevice) {
+  const auto plan = [&](const std::string& device, const std::string& memory,
+                        const std::string& host_memory) {
+    return Plan({"--ranks", "4", "--stages", "1", "--wrap", "class?names=Block",
+                 "--prefetch", "0", "--ranks-per-host", "1", "--device", device,
+                 "--memory", memory, "--host-memory", host_memory})
+        .out;
+  };
+  for (const auto& [device, plain] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"cuda:0?collectives=nccl&offload=states",
+            "'cuda:0?collectives=nccl'"},
+           {"cuda?offload=states&offload_threads=2&collectives=auto",
+            "'cuda?collectives=auto'"},
+           {"cuda?offload=states", "cuda"}}) {
+    const std::string text = plan(device, "50MiB", "9MiB");
+    EXPECT_TRUE(Has(text, "It fits with --device " + plain + "."))
+        << device << ":\n"
+        << text;
+  }
+  for (const auto& [device, offloaded] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"cuda?collectives=nccl", "'cuda?collectives=nccl&offload=states'"},
+           {"cuda?offload=none&collectives=nccl",
+            "'cuda?collectives=nccl&offload=states'"},
+           {"cuda:1?offload=none", "'cuda:1?offload=states'"}}) {
+    const std::string text = plan(device, "26MiB", "60MiB");
+    EXPECT_TRUE(
+        Has(text, "It fits with --stages 3 --device " + offloaded + "."))
+        << device << ":\n"
+        << text;
+  }
 }
 
 // A plan that was read has the options that it has.
