@@ -178,8 +178,8 @@ Status Engine::CheckEnqueues(std::string_view what) const {
   // Work would run that is taken for a part of the graph.
   return host_.get()->CheckCaptured().WithContext(
       StrCat(what,
-             " after capture_begin, with a capture that has ended: call "
-             "capture_end, and capture again"));
+             " after capture_begin, with a capture that has ended or is "
+             "invalid: call capture_end, and capture again"));
 }
 
 Status Engine::CheckTraining(std::string_view what) const {

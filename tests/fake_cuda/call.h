@@ -75,6 +75,12 @@ class Call {
       if (--it.calls != 0) continue;
       result_ = it.result;
       if (it.loses) fake_->Lose(it.result);
+      if (it.result == CuResult::kStreamCaptureUnsupported ||
+          it.result == CuResult::kStreamCaptureInvalidated) {
+        for (auto& [stream, capture] : fake_->captures) {
+          capture.is_invalid = true;
+        }
+      }
     }
     if (IsUnsafe(name) && InvalidateCaptures()) {
       result_ = CuResult::kStreamCaptureUnsupported;
@@ -108,8 +114,17 @@ class Call {
     if (current() == nullptr) return CuResult::kInvalidContext;
     return FindStreamOf(current_handle(), handle, stream);
   }
-  // Finds a stream of any context.
+  // Finds a stream of any context, for work: while a capture of the stream is
+  // invalid, nothing can be done with it but to end the capture.
   CuResult FindStreamOf(Handle context_handle, cuda::CuStream handle,
+                        Stream** stream) const {
+    const CuResult found = LookUpStream(context_handle, handle, stream);
+    if (found != CuResult::kSuccess) return found;
+    return fake_->IsInvalid(handle) ? CuResult::kStreamCaptureInvalidated
+                                    : CuResult::kSuccess;
+  }
+  // The same, whatever is done with the stream.
+  CuResult LookUpStream(Handle context_handle, cuda::CuStream handle,
                         Stream** stream) const {
     const auto context = fake_->contexts.find(context_handle);
     if (context == fake_->contexts.end()) return CuResult::kInvalidContext;

@@ -5,7 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <thread>
+#include <utility>
 
 #include "tests/fake_cuda/driver_testing.h"
 #include "tests/fake_cuda/graph_api.h"
@@ -89,38 +91,88 @@ TEST_F(CaptureTest, AnEventOfACaptureIsNotForOthers) {
   SetCaptured(captured);
   EXPECT_CU(api_.EventRecord(event, captured));
   EXPECT_CU(api_.StreamWaitEvent(captured, event, 0));
-  CuCaptureMode mode = CuCaptureMode::kRelaxed;
-  EXPECT_CU(api_.ThreadExchangeCaptureMode(&mode));
-  EXPECT_EQ(api_.EventQuery(event), CuResult::kCapturedEvent);
-  EXPECT_CU(api_.ThreadExchangeCaptureMode(&mode));
   EXPECT_EQ(ViolationText(), "");
   EXPECT_CU(api_.StreamWaitEvent(other, event, 0));
   ASSERT_EQ(Violations().size(), 1u);
   EXPECT_EQ(Violations()[0].kind, ViolationKind::kDrawnIn);
   ClearViolations();
+  CuCaptureMode mode = CuCaptureMode::kRelaxed;
+  EXPECT_CU(api_.ThreadExchangeCaptureMode(&mode));
+  EXPECT_EQ(api_.EventQuery(event), CuResult::kCapturedEvent);
+  EXPECT_CU(api_.ThreadExchangeCaptureMode(&mode));
 }
 
-// As a driver, the fake gives no graph after a call that a capture forbids.
+// Each call that a capture forbids makes it invalid. Until its end, the stream
+// takes no work, as of a driver; the end gives no graph, and the stream works.
 TEST_F(CaptureTest, AForbiddenCallMakesTheCaptureInvalid) {
   const auto graphs = cuda::GraphApi::Load();
   const CuStream captured = MakeStream();
-  for (const bool forbidden : {true, false}) {
+  const CuStream other = MakeStream();
+  const CuPointer memory = MakeMemory();
+  const CuEvent recorded = Record(other);
+  Synchronize(other);
+  CuEvent own = nullptr;  // Recorded in the capture.
+  CuPointer made = 0;
+  using Call = std::function<CuResult()>;
+  const std::pair<Call, CuResult> forbidden[] = {
+      {[&] { return api_.MemAlloc(&made, 1); },
+       CuResult::kStreamCaptureUnsupported},
+      {[&] { return api_.EventQuery(recorded); },
+       CuResult::kStreamCaptureUnsupported},
+      {[&] { return StreamSynchronize(captured); },
+       CuResult::kStreamCaptureUnsupported},
+      {[&] { return api_.StreamWaitEvent(captured, recorded, 0); },
+       CuResult::kStreamCaptureIsolation},
+  };
+  const std::pair<Call, CuResult> later[] = {
+      {[&] { return api_.MemsetD8Async(memory, 2, 1, captured); },
+       CuResult::kStreamCaptureInvalidated},
+      {[&] { return api_.MemcpyAsync(memory, memory + 1, 1, captured); },
+       CuResult::kStreamCaptureInvalidated},
+      {[&] { return LaunchInLibrary(captured, "kernel", {}, [] {}); },
+       CuResult::kStreamCaptureInvalidated},
+      {[&] { return api_.EventRecord(recorded, captured); },
+       CuResult::kStreamCaptureInvalidated},
+      {[&] { return api_.StreamWaitEvent(captured, own, 0); },
+       CuResult::kStreamCaptureInvalidated},
+      {[&] { return StreamSynchronize(captured); },
+       CuResult::kStreamCaptureInvalidated},
+      {[&] { return api_.StreamWaitEvent(other, own, 0); },
+       CuResult::kInvalidValue},
+  };
+  for (const auto& [call, error] : forbidden) {
     EXPECT_CU(graphs.StreamBeginCapture(captured, CuCaptureMode::kThreadLocal));
-    CuPointer memory = 0;
-    if (forbidden) {
-      EXPECT_EQ(api_.MemAlloc(&memory, 1), CuResult::kStreamCaptureUnsupported);
-    }
+    Set(memory, 1, captured);
+    own = Record(captured);
+    EXPECT_EQ(call(), error);
+    EXPECT_EQ(StatusOf(captured), CuCaptureStatus::kInvalidated);
+    for (const auto& [use, refused] : later) EXPECT_EQ(use(), refused);
+    EXPECT_EQ(StatusOf(captured), CuCaptureStatus::kInvalidated);
+    EXPECT_CU(api_.MemsetD8Async(memory, 0, 1, other));
     cuda::CuGraph graph = nullptr;
-    const CuResult ended = graphs.StreamEndCapture(captured, &graph);
-    if (forbidden) {
-      EXPECT_EQ(ended, CuResult::kStreamCaptureInvalidated);
-      EXPECT_EQ(graph, nullptr);
-    } else {
-      EXPECT_CU(ended);
-      EXPECT_CU(graphs.GraphDestroy(graph));
-    }
+    EXPECT_EQ(graphs.StreamEndCapture(captured, &graph),
+              CuResult::kStreamCaptureInvalidated);
+    EXPECT_EQ(graph, nullptr);
     EXPECT_EQ(StatusOf(captured), CuCaptureStatus::kNone);
+    Synchronize(other);
+    EXPECT_EQ(Read(memory, captured), 0);
+    EXPECT_CU(graphs.StreamBeginCapture(captured, CuCaptureMode::kThreadLocal));
+    EXPECT_CU(graphs.StreamEndCapture(captured, &graph));
+    EXPECT_CU(graphs.GraphDestroy(graph));
   }
+}
+
+// An event of a capture is for its stream alone, and may not be queried.
+TEST_F(CaptureTest, ARelaxedCaptureBecomesInvalidByItsEvents) {
+  const auto graphs = cuda::GraphApi::Load();
+  const CuStream captured = MakeStream();
+  EXPECT_CU(graphs.StreamBeginCapture(captured, CuCaptureMode::kRelaxed));
+  const CuEvent event = Record(captured);
+  EXPECT_EQ(api_.EventQuery(event), CuResult::kCapturedEvent);
+  cuda::CuGraph graph = nullptr;
+  EXPECT_EQ(graphs.StreamEndCapture(captured, &graph),
+            CuResult::kStreamCaptureInvalidated);
+  EXPECT_EQ(graph, nullptr);
 }
 
 // Threads capture streams of their own at once.
@@ -135,15 +187,12 @@ TEST_F(CaptureTest, StreamsAreCapturedAtOnce) {
   EXPECT_EQ(graphs.StreamBeginCapture(a, cuda::CuCaptureMode::kThreadLocal),
             CuResult::kInvalidValue);
   Set(memory, 1, a);
-  const CuEvent captured = Record(a);
   cuda::CuGraph second = nullptr;
   std::thread other([&] {
     ASSERT_CU(api_.CtxPushCurrent(context_));
     EXPECT_CU(api_.EventQuery(event));
     EXPECT_CU(graphs.StreamBeginCapture(b, cuda::CuCaptureMode::kGlobal));
     Set(memory, 2, b);
-    EXPECT_EQ(api_.StreamWaitEvent(b, captured, 0),
-              CuResult::kStreamCaptureIsolation);
     cuda::CuGraph none = nullptr;
     EXPECT_EQ(graphs.StreamEndCapture(a, &none), CuResult::kInvalidValue);
     EXPECT_CU(graphs.StreamEndCapture(b, &second));
@@ -163,6 +212,23 @@ TEST_F(CaptureTest, StreamsAreCapturedAtOnce) {
     EXPECT_CU(graphs.GraphLaunch(exec, stream));
     EXPECT_EQ(Read(memory, stream), expected++);
     EXPECT_CU(graphs.GraphExecDestroy(exec));
+  }
+}
+
+TEST_F(CaptureTest, CapturesAreNotMerged) {
+  const cuda::GraphApi graphs = cuda::GraphApi::Load();
+  const CuStream a = MakeStream();
+  const CuStream b = MakeStream();
+  for (const CuStream stream : {a, b}) {
+    EXPECT_CU(graphs.StreamBeginCapture(stream, CuCaptureMode::kThreadLocal));
+  }
+  EXPECT_EQ(api_.StreamWaitEvent(b, Record(a), 0),
+            CuResult::kStreamCaptureMerge);
+  for (const CuStream stream : {a, b}) {
+    cuda::CuGraph graph = nullptr;
+    EXPECT_EQ(graphs.StreamEndCapture(stream, &graph),
+              CuResult::kStreamCaptureInvalidated);
+    EXPECT_EQ(graph, nullptr);
   }
 }
 

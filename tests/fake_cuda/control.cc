@@ -101,16 +101,16 @@ bool IsCaptured(cuda::CuStream stream) {
   return fake->IsCaptured(stream);
 }
 
-void Pause() {
+void Pause(uint64_t operations) {
   Fake* const fake = TheFake();
   const std::lock_guard<std::mutex> lock(fake->mutex);
-  fake->scheduler.set_paused(true);
+  fake->scheduler.PauseAfter(operations);
 }
 
 void Resume() {
   Fake* const fake = TheFake();
   const std::lock_guard<std::mutex> lock(fake->mutex);
-  fake->scheduler.set_paused(false);
+  fake->scheduler.Resume();
 }
 
 void RunAll() {

@@ -55,6 +55,8 @@ const ErrorText* FindError(CuResult error) {
       {CuResult::kStreamCaptureInvalidated,
        "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
        "operation failed due to a previous error during capture"},
+      {CuResult::kStreamCaptureMerge, "CUDA_ERROR_STREAM_CAPTURE_MERGE",
+       "operation would result in a merge of separate capture sequences"},
       {CuResult::kStreamCaptureIsolation, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
        "dependency created on uncaptured work in another stream"},
       {CuResult::kCapturedEvent, "CUDA_ERROR_CAPTURED_EVENT",
@@ -265,11 +267,15 @@ CuResult cuStreamWaitEvent(CuStream handle, CuEvent event, unsigned flags) {
   const Event* const found = FindIn(&fake->events, HandleOf(event));
   if (found == nullptr) return CuResult::kInvalidHandle;
   if (flags != 0) return CuResult::kInvalidValue;
+  const auto from = reinterpret_cast<CuStream>(found->captured_in);
   if (fake->IsCaptured(handle)) {
-    return found->captured_in == HandleOf(handle)
-               ? CuResult::kSuccess
-               : CuResult::kStreamCaptureIsolation;
+    if (from == handle) return CuResult::kSuccess;
+    fake->Invalidate(HandleOf(handle));
+    fake->Invalidate(found->captured_in);
+    return fake->IsCaptured(from) ? CuResult::kStreamCaptureMerge
+                                  : CuResult::kStreamCaptureIsolation;
   }
+  if (fake->IsInvalid(from)) return CuResult::kInvalidValue;
   if (found->captured_in != 0) {
     fake->Add(ViolationKind::kDrawnIn,
               "a stream waits for an event of a stream that is captured");
@@ -293,7 +299,10 @@ CuResult cuStreamGetCtx(CuStream stream, CuContext* context) {
 
 CuResult cuStreamIsCapturing(CuStream handle, CuCaptureStatus* status) {
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuStreamIsCapturing);
-  SHARD_FAKE_CUDA_FIND_STREAM(handle, stream);
+  Stream* stream = nullptr;
+  const CuResult found =
+      call.LookUpStream(call.current_handle(), handle, &stream);
+  if (found != CuResult::kSuccess) return found;
   const bool any = !fake->captures.empty();
   if (any && stream->is_legacy) return CuResult::kStreamCaptureImplicit;
   const Capture* const capture = FindIn(&fake->captures, HandleOf(handle));
@@ -343,7 +352,10 @@ CuResult cuEventQuery(CuEvent event) {
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuEventQuery);
   Event* const found = FindIn(&fake->events, HandleOf(event));
   if (found == nullptr) return CuResult::kInvalidHandle;
-  if (found->captured_in != 0) return CuResult::kCapturedEvent;
+  if (found->captured_in != 0) {
+    fake->Invalidate(found->captured_in);
+    return CuResult::kCapturedEvent;
+  }
   if (found->record == nullptr) return CuResult::kSuccess;
   if (found->record->is_done) {
     fake->scheduler.TellHost(*found->record);

@@ -52,6 +52,21 @@ inline const DriverApi& Api() {
   return api;
 }
 
+// Finds a function of a library that only programs of their own use.
+template <typename Function>
+Function Find(const char* library, const char* symbol) {
+  void* const opened = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  EXPECT_NE(opened, nullptr) << dlerror();
+  void* const found = opened == nullptr ? nullptr : dlsym(opened, symbol);
+  EXPECT_NE(found, nullptr) << symbol;
+  return reinterpret_cast<Function>(found);
+}
+
+inline CuResult StreamSynchronize(CuStream stream) {
+  return Find<CuResult (*)(CuStream)>("libcuda.so.1",
+                                      "cuStreamSynchronize")(stream);
+}
+
 inline CuPointer At(const void* memory) {
   return reinterpret_cast<CuPointer>(memory);
 }

@@ -100,6 +100,17 @@ struct Fake {
   bool IsCaptured(cuda::CuStream stream) const {
     return captures.count(reinterpret_cast<Handle>(stream)) != 0;
   }
+  // Whether the stream is captured, and no graph will come of it.
+  bool IsInvalid(cuda::CuStream stream) const {
+    const auto found = captures.find(reinterpret_cast<Handle>(stream));
+    return found != captures.end() && found->second.is_invalid;
+  }
+  // Makes a capture invalid by a call that it forbids, where there still is
+  // one.
+  void Invalidate(Handle captured_stream) {
+    const auto found = captures.find(captured_stream);
+    if (found != captures.end()) found->second.is_invalid = true;
+  }
   // Gives a stream an operation, which `enqueue` does, or keeps it where the
   // stream is captured.
   void Give(cuda::CuStream handle, Stream* stream,

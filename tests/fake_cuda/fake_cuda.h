@@ -15,7 +15,9 @@
 //
 // Copies of memory that is not pinned are asynchronous, too: they read and
 // write it when they run. A graph is the work of one stream, in its order:
-// other streams are not drawn into a capture, but have captures of their own.
+// other streams are not drawn into a capture, but have captures of their own. A
+// call that a capture forbids makes it invalid: its stream then takes nothing
+// but the end of the capture, which gives no graph.
 //
 // Thread-safe, but for Reset. Never used in a child of fork.
 
@@ -72,9 +74,10 @@ struct Options {
 // thread calls the driver; nothing is used that was made before.
 SHARD_FAKE_CUDA_API void Reset(const Options& options = {});
 
-// Stops the device before the next operation, and lets it go on. A call that
-// waits for the device (cuMemFree) must not be made in between.
-SHARD_FAKE_CUDA_API void Pause();
+// Stops the device before the next operation, or after as many `operations`
+// that begin from now on, and lets it go on. A call that waits for the device
+// (cuMemFree) must not be made in between.
+SHARD_FAKE_CUDA_API void Pause(uint64_t operations = 0);
 SHARD_FAKE_CUDA_API void Resume();
 // Runs all work that was enqueued, and waits for it. The host learns nothing
 // from it: to the checks of order it is no synchronization.
@@ -216,7 +219,8 @@ SHARD_FAKE_CUDA_API std::string AliveText();
 // Makes the `call`-th call from now on (1 is the next) of an entry point, or of
 // all entry points for "", return `result` and do nothing. A call that frees or
 // pops something does so first, and returns `result` as the error of earlier
-// work.
+// work. With kStreamCaptureUnsupported or kStreamCaptureInvalidated it makes
+// all captures invalid, as if it, or a call just before it, were forbidden.
 SHARD_FAKE_CUDA_API void FailCall(const std::string& symbol, uint64_t call,
                                   cuda::CuResult result);
 // Loses the devices at that call, or with the `operation`-th operation that

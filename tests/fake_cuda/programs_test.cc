@@ -17,20 +17,6 @@ using namespace testing::fake_cuda;
 
 using ProgramsTest = DriverTest;
 
-template <typename Function>
-Function Find(const char* library, const char* symbol) {
-  void* const opened = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-  EXPECT_NE(opened, nullptr) << dlerror();
-  void* const found = opened == nullptr ? nullptr : dlsym(opened, symbol);
-  EXPECT_NE(found, nullptr) << symbol;
-  return reinterpret_cast<Function>(found);
-}
-
-CuResult StreamSynchronize(CuStream stream) {
-  return Find<CuResult (*)(CuStream)>("libcuda.so.1",
-                                      "cuStreamSynchronize")(stream);
-}
-
 TEST_F(ProgramsTest, AWaitTellsTheHostOfOneStream) {
   for (const bool lazy : {false, true}) {
     TearDown();

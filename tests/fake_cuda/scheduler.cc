@@ -18,7 +18,7 @@ void Scheduler::Reset(const Options& options,
   streams_.clear();
   host_ = Clock();
   next_id_ = Clock::kHost + 1;
-  is_paused_ = false;
+  pause_at_.reset();
   is_lazy_ = options.lazy;
   max_delay_ = options.max_delay;
   random_.seed(options.seed);
@@ -175,8 +175,12 @@ void Scheduler::AwaitRunning(std::unique_lock<std::mutex>* lock) {
   done_.wait(*lock, [this] { return running_ == nullptr; });
 }
 
-void Scheduler::set_paused(bool paused) {
-  is_paused_ = paused;
+void Scheduler::PauseAfter(uint64_t operations) {
+  pause_at_ = num_run_ + operations;
+}
+
+void Scheduler::Resume() {
+  pause_at_.reset();
   work_.notify_one();
 }
 
@@ -195,7 +199,7 @@ bool Scheduler::CanRun(const Stream& stream) const {
 }
 
 Stream* Scheduler::Choose() {
-  if (is_paused_) return nullptr;
+  if (is_paused()) return nullptr;
   std::vector<Stream*> able;
   for (const auto& it : streams_) {
     if (!it->is_waiting && CanRun(*it)) able.push_back(it.get());
@@ -218,7 +222,7 @@ void Scheduler::AwaitWork(std::unique_lock<std::mutex>* lock) {
   // Other processes cannot notify this one.
   constexpr std::chrono::microseconds kPoll(100);
   const auto waits = [](const auto& it) { return it->is_waiting; };
-  if (is_paused_ || std::none_of(streams_.begin(), streams_.end(), waits)) {
+  if (is_paused() || std::none_of(streams_.begin(), streams_.end(), waits)) {
     work_.wait(*lock);
     return;
   }

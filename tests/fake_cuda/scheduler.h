@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -97,7 +98,9 @@ class Scheduler {
   // Waits until the operation that runs has ended.
   void AwaitRunning(std::unique_lock<std::mutex>* lock);
 
-  void set_paused(bool paused);
+  // Lets as many operations begin, and then none until Resume.
+  void PauseAfter(uint64_t operations);
+  void Resume();
   // Whether an operation runs.
   bool is_running() const { return running_ != nullptr; }
   size_t num_pending() const;
@@ -108,6 +111,7 @@ class Scheduler {
   }
 
  private:
+  bool is_paused() const { return pause_at_ && num_run_ >= *pause_at_; }
   void Loop();
   void RemoveDestroyed();
   // Runs an operation, or attempts it. Returns whether it has ended.
@@ -126,7 +130,8 @@ class Scheduler {
   std::condition_variable work_;
   std::condition_variable done_;
   bool is_started_ = false;
-  bool is_paused_ = false;
+  // No operation begins once so many have; null: not paused.
+  std::optional<uint64_t> pause_at_;
   bool is_lazy_ = false;
   std::chrono::microseconds max_delay_{0};
   std::mt19937_64 random_;

@@ -18,7 +18,7 @@ extern "C" __attribute__((visibility("default"))) CuResult cuStreamSynchronize(
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuStreamSynchronize);
   SHARD_FAKE_CUDA_FIND_STREAM(handle, stream);
   if (fake->IsCaptured(handle)) {
-    fake->captures[HandleOf(handle)].is_invalid = true;
+    fake->Invalidate(HandleOf(handle));
     return CuResult::kStreamCaptureUnsupported;
   }
   ++fake->counters.waits_of_host;

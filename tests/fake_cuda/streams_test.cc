@@ -63,6 +63,25 @@ TEST_F(StreamsTest, WorkIsAsynchronous) {
   EXPECT_EQ(NumPending(), 0u);
 }
 
+TEST_F(StreamsTest, APauseLetsSomeOperationsBegin) {
+  const CuStream stream = MakeStream();
+  const CuPointer memory = MakeMemory();
+  Set(memory, 1, stream);
+  Synchronize(stream);
+  Pause(3);
+  Set(memory, 2, stream);
+  const CuEvent second = Record(stream);
+  Set(memory, 3, stream);
+  Set(memory, 4, stream);
+  const CuEvent last = Record(stream);
+  EXPECT_CU(Await(second));
+  while (NumPending() > 2) std::this_thread::yield();
+  EXPECT_EQ(api_.EventQuery(last), CuResult::kNotReady);
+  EXPECT_EQ(NumPending(), 2u);
+  Resume();
+  EXPECT_EQ(Read(memory, stream), 4);
+}
+
 TEST_F(StreamsTest, TheLegacyStreamIsOrderedWithBlockingStreams) {
   for (const bool blocking : {true, false}) {
     SCOPED_TRACE(blocking);

@@ -23,6 +23,12 @@ constexpr char kRemedy[] =
 
 // Returns the code of an error, and what to do about it.
 std::pair<StatusCode, std::string_view> Describe(CuResult result) {
+  if (result == CuResult::kStreamCaptureInvalidated) {
+    return {StatusCode::kFailedPrecondition,
+            "; a call that the capture of a CUDA graph forbids, as one that "
+            "allocates memory or waits, has made it invalid: leave the call "
+            "out, and capture anew"};
+  }
   if (result >= CuResult::kStreamCaptureUnsupported &&
       result <= CuResult::kCapturedEvent) {
     return {

@@ -44,6 +44,7 @@ enum class CuResult : int {
   // The first and the last of the errors that a capture of work makes.
   kStreamCaptureUnsupported = 900,
   kStreamCaptureInvalidated = 901,
+  kStreamCaptureMerge = 902,
   kStreamCaptureIsolation = 905,
   kStreamCaptureImplicit = 906,
   kCapturedEvent = 907,

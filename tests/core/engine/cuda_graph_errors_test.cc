@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -208,28 +209,64 @@ TEST_F(GraphErrorsTest, CallsDuringACaptureAfterAReplayEndNothing) {
   EXPECT_EQ(engine->step(), 2);
 }
 
-// As by another thread that allocates memory.
+// By a call of the engine's, or by another just before it, as of another thread
+// that allocates memory.
 TEST_F(GraphErrorsTest, ACaptureThatBecomesInvalidEndsNothing) {
   Host host("adamw");
   Engine* const engine = host.engine();
+  int steps = 0;
   for (const std::string& call :
        {std::string("cuLaunchKernel"), std::string("cuMemcpyAsync")}) {
-    SetCaptured(host.stream().get());
-    ASSERT_OK(engine->CaptureBegin());
-    FailCall(call, 1, cuda::CuResult::kStreamCaptureUnsupported);
-    ExpectError(engine->Step(Clipped(), nullptr),
-                StatusCode::kFailedPrecondition, {call});
-    ExpectError(engine->ZeroGrad(), StatusCode::kFailedPrecondition, {call});
-    EXPECT_OK(engine->CaptureEnd());
-    SetCaptured(nullptr);
-    ExpectError(engine->BeforeReplay(Clipped()),
-                StatusCode::kFailedPrecondition, {"capture the step again"});
-    ASSERT_OK(host.Capture(Clipped()));
-    host.CopyGrads(1, true);
-    ASSERT_OK(host.Replay(Clipped()));
-    ASSERT_OK(engine->AwaitStep());
+    for (const cuda::CuResult result :
+         {cuda::CuResult::kStreamCaptureUnsupported,
+          cuda::CuResult::kStreamCaptureInvalidated}) {
+      SetCaptured(host.stream().get());
+      ASSERT_OK(engine->CaptureBegin());
+      FailCall(call, 2, result);
+      const bool is_own = result == cuda::CuResult::kStreamCaptureUnsupported;
+      ExpectError(engine->Step(Clipped(), nullptr),
+                  StatusCode::kFailedPrecondition,
+                  {call, is_own ? "_UNSUPPORTED" : "_INVALIDATED",
+                   is_own ? "captures a CUDA graph" : "has made it invalid"});
+      ExpectError(engine->ZeroGrad(), StatusCode::kFailedPrecondition,
+                  {"zero_grad", "became invalid"});
+      ExpectError(engine->CaptureEnd(), StatusCode::kFailedPrecondition,
+                  {"capture_end", "became invalid"});
+      SetCaptured(nullptr);
+      ExpectError(engine->BeforeReplay(Clipped()),
+                  StatusCode::kFailedPrecondition, {"capture the step again"});
+      ASSERT_OK(host.Capture(Clipped()));
+      host.CopyGrads(1, true);
+      ASSERT_OK(host.Replay(Clipped()));
+      ASSERT_OK(engine->AwaitStep());
+      EXPECT_EQ(engine->step(), ++steps);
+    }
   }
-  EXPECT_EQ(engine->step(), 2);
+}
+
+TEST_F(GraphErrorsTest, AStepIsNotEnqueuedInACaptureThatIsInvalid) {
+  Host host("adamw");
+  Engine* const engine = host.engine();
+  SetCaptured(host.stream().get());
+  ASSERT_OK(engine->CaptureBegin());
+  std::thread other([] {
+    cuda::CuPointer memory = 0;
+    EXPECT_EQ((*cuda::Driver::Load())->api().MemAlloc(&memory, 1),
+              cuda::CuResult::kStreamCaptureUnsupported);
+  });
+  other.join();
+  const uint64_t launches = Count().Calls("cuLaunchKernel");
+  ExpectError(engine->Step(Clipped(), nullptr), StatusCode::kFailedPrecondition,
+              {"step", "became invalid"});
+  EXPECT_EQ(Count().Calls("cuLaunchKernel"), launches);
+  ExpectError(engine->CaptureEnd(), StatusCode::kFailedPrecondition,
+              {"capture_end", "became invalid"});
+  ExpectError(engine->CaptureBegin(), StatusCode::kFailedPrecondition,
+              {"capture_begin", "became invalid"});
+  SetCaptured(nullptr);
+  host.CopyGrads(1, true);
+  ASSERT_OK(engine->Step(Clipped(), nullptr));
+  EXPECT_EQ(engine->step(), 1);
 }
 
 TEST_F(GraphErrorsTest, ACallThatTheCaptureForbidsIsToldAtItsEnd) {

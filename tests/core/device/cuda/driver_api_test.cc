@@ -62,6 +62,7 @@ TEST(DriverApiTest, HasTheValuesOfTheHeader) {
      CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   is(CuResult::kStreamCaptureInvalidated,
      CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  is(CuResult::kStreamCaptureMerge, CUDA_ERROR_STREAM_CAPTURE_MERGE);
   is(CuResult::kStreamCaptureIsolation, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
   is(CuResult::kStreamCaptureImplicit, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   is(CuResult::kCapturedEvent, CUDA_ERROR_CAPTURED_EVENT);
