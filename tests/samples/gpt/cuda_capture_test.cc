@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -51,6 +52,21 @@ class CudaCaptureTest : public CudaTest {
     EXPECT_EQ(CallsOf("cuGraphLaunch"), launches) << arguments;
     EXPECT_EQ(CallsOf("cuGraphInstantiateWithFlags"), launches > 0 ? 1 : 0);
     return result;
+  }
+
+  // Returns the numbers of the last launch before the capture of a brief run,
+  // and of the last in it. Launches are numbered over the whole run, and those
+  // of a validation come at its end.
+  std::pair<int, int> LaunchesOfTheCapture() const {
+    const auto launches = [&](const std::string& arguments) {
+      const std::string run = Brief("--device cuda:0 --capture " + arguments);
+      EXPECT_EQ(RunOnFake(run).exit_code, 0);
+      return CallsOf("cuLaunchKernel");
+    };
+    const int one = launches("--steps 1");
+    const int two = launches("--steps 2");
+    const int validation = launches("--steps 2 --val-every 1") - two;
+    return {one - validation, two - validation};
   }
 
   static void ExpectSame(const Result& result, const Result& expected) {
@@ -204,20 +220,9 @@ TEST_F(CudaCaptureTest, SaysWhichCallOfACaptureFailed) {
   }
 }
 
-// Calls are numbered over the whole run: those of a run of one step, without
-// its validation at the end, come before the capture.
 TEST_F(CudaCaptureTest, SaysWhyAPassOrAStepWasNotCaptured) {
   const std::string call = "cuLaunchKernel";
-  const auto calls_of = [&](const std::string& arguments) {
-    const std::string run = Brief("--device cuda:0 --capture " + arguments);
-    EXPECT_EQ(RunOnFake(run).exit_code, 0);
-    return CallsOf(call);
-  };
-  const int one = calls_of("--steps 1");
-  const int two = calls_of("--steps 2");
-  const int validation = calls_of("--steps 2 --val-every 1") - two;
-  const int before = one - validation;
-  const int after = two - validation;
+  const auto [before, after] = LaunchesOfTheCapture();
   ASSERT_GT(after - before, 100);
   // The first is the model's, the last libshard's.
   for (const int failing : {before + 1, (before + after) / 2, after}) {
@@ -232,6 +237,41 @@ TEST_F(CudaCaptureTest, SaysWhyAPassOrAStepWasNotCaptured) {
     EXPECT_EQ(outcome.err.find("UNAVAILABLE") != std::string::npos,
               failing == after)
         << outcome.err;
+  }
+}
+
+// The driver forbids a call of the captured step, as one that allocates memory,
+// or another call has made the capture invalid. The run ends with that error,
+// and frees what it has.
+TEST_F(CudaCaptureTest, SaysWhichCallACaptureForbids) {
+  const std::string run = Brief("--device cuda:0 --capture ");
+  const auto [before, after] = LaunchesOfTheCapture();
+  const struct {
+    int failing;
+    std::string error;
+    bool is_libshards;
+  } cases[] = {
+      {(before + after) / 2, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (900)",
+       false},
+      {(before + after) / 2, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED (901)",
+       false},
+      {after, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED (901)", true},
+  };
+  for (const auto& it : cases) {
+    const std::string code = it.error.substr(it.error.size() - 4, 3);
+    const Outcome outcome =
+        RunOnFake(run, "SHARD_FAKE_CUDA_FAIL=cuLaunchKernel:" +
+                           std::to_string(it.failing) + ":" + code);
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("train_gpt: rank 0: --capture: "),
+                      HasSubstr("cuLaunchKernel"), HasSubstr(it.error),
+                      Not(HasSubstr("cuStreamEndCapture"))));
+    EXPECT_EQ(outcome.err.find("FAILED_PRECONDITION") != std::string::npos,
+              it.is_libshards)
+        << outcome.err;
+    EXPECT_EQ(CallsOf("cuStreamEndCapture"), 1);
+    EXPECT_EQ(CallsOf("cuGraphInstantiateWithFlags"), 0);
   }
 }
 
