@@ -502,7 +502,7 @@ Status Engine::ChangePlan(PlanChange change, double timeout) {
 Status Engine::DoChangePlan(PlanChange change, double timeout) {
   SHARD_ASSIGN_OR_RETURN(
       Replanned next,
-      Replan(*runtime_, CheckBetweenSteps("a change of the plan"),
+      Replan(*runtime_, Counted(CheckBetweenSteps("a change of the plan")),
              std::move(change), runtime_options_, comm_.get(), device_.get(),
              DeadlineOf(timeout)));
   counters().ContinueWith(plan(), *next.runtime->plan());

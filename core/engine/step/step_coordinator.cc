@@ -13,6 +13,9 @@ namespace shard {
 
 void StepCoordinator::SetRuntime(EngineRuntime* runtime) {
   runtime_ = runtime;
+  // Left over where the host did not launch the graph of the old plan.
+  pending_.reset();
+  replays_ = false;
   agreement_.SetUnits(runtime->plan().get(), &runtime->units());
   ForgetCaptured("the plan has changed since");
 }

@@ -190,6 +190,20 @@ TEST_F(GraphErrorsTest, AReplayThatIsNotLaunchedDoesNotCount) {
   }
 }
 
+TEST_F(GraphErrorsTest, AReplayThatIsNotLaunchedEndsWithItsPlan) {
+  Host host("adamw");
+  Engine* const engine = host.engine();
+  ASSERT_OK(host.Capture(Clipped()));
+  host.CopyGrads(1, true);
+  ASSERT_OK(engine->BeforeReplay(Clipped()));
+  const ParamId params[] = {0};
+  ASSERT_OK(engine->SetTrainable(params, false, 0));
+  ASSERT_OK(engine->AwaitStep());
+  EXPECT_EQ(engine->step(), 0);
+  ExpectError(engine->LastReport(), StatusCode::kFailedPrecondition,
+              {"before the first step"});
+}
+
 // The host captures something of its own while a replay is on its way.
 TEST_F(GraphErrorsTest, CallsDuringACaptureAfterAReplayEndNothing) {
   Host host("adamw");
