@@ -287,6 +287,16 @@ shard_error* shard_engine_device(const shard_engine* engine,
   });
 }
 
+shard_error* shard_engine_json(const shard_engine* engine, char* buffer,
+                               size_t capacity, size_t* length) noexcept {
+  if (length != nullptr) *length = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE_HANDLE(engine);
+    return shard::api::CopyText(engine->engine->ToJson(), buffer, capacity,
+                                length);
+  });
+}
+
 shard_error* shard_engine_set_stream(shard_engine* engine,
                                      void* stream) noexcept {
   const HostCall::Scope call(HostCallOf(CommOf(engine)), __func__);

@@ -39,6 +39,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "core/base/deadline.h"
@@ -63,6 +64,9 @@ class Collectives {
   virtual ~Collectives() = default;
 
   virtual SumOrder order() const = 0;
+
+  // Returns the name of what moves tensors: "nccl 2.28.9".
+  virtual std::string transport() const = 0;
 
   // Enqueue what the methods of those names in Exchange do, for tensors that
   // the stream's kernels reach. A set that was not opened is kInvalidArgument.

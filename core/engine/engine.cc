@@ -8,8 +8,10 @@
 
 #include <utility>
 
+#include "core/base/json_writer.h"
 #include "core/base/out_of_memory.h"
 #include "core/base/strings.h"
+#include "core/collectives/collectives.h"
 #include "core/comm/check_agreement.h"
 #include "core/engine/memory/param_place.h"
 #include "core/engine/params/host_tensors.h"
@@ -433,6 +435,20 @@ Status Engine::BeforeReplay(const StatusOr<StepOptions>& options) {
     return steps_.BeforeReplay(options, CheckTraining("before_replay"),
                                deadline);
   });
+}
+
+std::string Engine::ToJson() const {
+  const Collectives& collectives = runtime_->collectives();
+  JsonWriter json;
+  json.BeginObject();
+  json.Field("device", device_->name());
+  json.Field("transport", comm_->world_size() == 1 ? "none"
+                          : SharesTensors()        ? "direct"
+                                                   : collectives.transport());
+  json.Field("sum_order",
+             collectives.order() == SumOrder::kRankOrder ? "ranks" : "library");
+  json.EndObject();
+  return json.text();
 }
 
 Status Engine::SetStream(void* native) {

@@ -260,6 +260,8 @@ class Engine {
   // Returns whether the ranks read and write each other's tensors where they
   // lie: the communicator has shared memory, and the device reaches it.
   bool SharesTensors() const { return comm_->direct(); }
+  // Describes the engine as JSON (shard_engine_json). Local.
+  std::string ToJson() const;
   // Returns how optimizer states are offloaded to the host; null: not.
   const Offload* offload() const { return device_->offload(); }
   // Returns the stream of the host's own work, in whose order the engine's

@@ -110,6 +110,17 @@ func (e *Engine) Device() (DeviceKind, int, error) {
 	return DeviceKind(kind), int(ordinal), err
 }
 
+// JSON describes how the engine works, for programs: engine.h has the keys.
+func (e *Engine) JSON() (text string, err error) {
+	err = e.h.exclusive(func(object unsafe.Pointer) error {
+		text, err = readText(func(buffer *C.char, capacity C.size_t, length *C.size_t) error {
+			return takeError(C.shard_engine_json((*C.shard_engine)(object), buffer, capacity, length))
+		})
+		return err
+	})
+	return text, err
+}
+
 // SetStream sets the stream on which the program enqueues its own work, in the
 // device's own form; nil is the device's usual one. The stream must live until the
 // engine is closed, or another one is set.

@@ -197,6 +197,44 @@ TEST(StepTest, DevicesAreDescribed) {
                "buffer is NULL");
 }
 
+// Returns how an engine works.
+nlohmann::json JsonOf(const shard_engine* engine) {
+  size_t length = 0;
+  EXPECT_OK(shard_engine_json(engine, nullptr, 0, &length));
+  std::string text(length + 1, 'x');
+  EXPECT_OK(shard_engine_json(engine, text.data(), text.size(), &length));
+  text.resize(length);
+  return nlohmann::json::parse(text);
+}
+
+TEST(StepTest, AnEngineIsDescribed) {
+  size_t length = 7;
+  EXPECT_FAILS(shard_engine_json(nullptr, nullptr, 0, &length),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+  EXPECT_EQ(length, 0u);
+  const struct {
+    int ranks;
+    const char* options;
+    const char* transport;
+  } cases[] = {{1, "", "none"}, {2, "", "direct"}, {2, "direct=0", "host"}};
+  for (const auto& it : cases) {
+    RunRanks(
+        it.ranks,
+        [&it](int, shard_comm* comm) {
+          const Engine engine =
+              MakeEngine(SmallPlan(shard_comm_world_size(comm)).get(), comm);
+          EXPECT_EQ(JsonOf(engine.get()),
+                    nlohmann::json({{"device", "cpu"},
+                                    {"transport", it.transport},
+                                    {"sum_order", "ranks"}}));
+          EXPECT_FAILS(shard_engine_json(engine.get(), nullptr, 0, nullptr),
+                       SHARD_INVALID_ARGUMENT, "length is NULL");
+          EXPECT_OK(shard_comm_shutdown(comm, 0));
+        },
+        it.options);
+  }
+}
+
 TEST(StepTest, ProcessorsHaveNoStreamsOfAHost) {
   EXPECT_FAILS(shard_engine_set_stream(nullptr, nullptr),
                SHARD_INVALID_ARGUMENT, "engine is NULL");

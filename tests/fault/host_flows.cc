@@ -203,6 +203,7 @@ void RunLoad(HostRank* rank) {
   TRY(shard_checkpoint_load(rank->engine, root, &options, &report));
   char text[128];
   size_t length = 0;
+  TRY_TWICE(shard_engine_json(rank->engine, text, sizeof(text), &length));
   TRY_TWICE(shard_engine_last_load_report_json(rank->engine, text, sizeof(text),
                                                &length));
   const void* blob = nullptr;

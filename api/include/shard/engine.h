@@ -262,6 +262,22 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_device(
     const shard_engine* engine, shard_device_kind* kind,
     int32_t* ordinal) SHARD_NOEXCEPT;
 
+/* Describes how the engine works, for programs, as a JSON document:
+ *   {"device": "cuda:0", "transport": "nccl 2.28.9", "sum_order": "ranks"}
+ * `device` is the spec of the engine's device. `transport` is how tensors move
+ * between ranks:
+ *   "none"    they do not: there is one rank
+ *   "direct"  ranks read each other's tensors where they lie
+ *   "host"    through memory that ranks on a host share, and the network
+ *   "staged"  as "host", by copies from and to GPUs
+ *   "nccl N"  by NCCL of that version
+ * `sum_order` is the order in which gradients are added over ranks: "ranks", in
+ * fp32 in the order of ranks, or "library", one that the transport chooses.
+ * More keys may come. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_json(
+    const shard_engine* engine, char* buffer, size_t capacity,
+    size_t* length) SHARD_NOEXCEPT;
+
 /* Describes the accelerators of this machine, for programs, as a JSON document:
  *   {"cuda": {"driver": "13.0",
  *             "devices": [{"spec": "cuda:0", "name": ...,

@@ -7,6 +7,7 @@
 #define SHARD_CORE_COLLECTIVES_CPU_CPU_COLLECTIVES_H_
 
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -21,6 +22,7 @@ class CpuCollectives final : public ExchangeCollectives {
                  double timeout)
       : ExchangeCollectives(std::move(exchange), std::move(sets), timeout) {}
 
+  std::string transport() const override { return "host"; }
   void ReduceScatter(std::string_view tag, const RankSet& set,
                      const ReduceScatterArgs& args, Stream* stream) override;
   void AllGatherBlocks(std::string_view tag, const RankSet& set,

@@ -66,6 +66,10 @@ class CallChain {
 
 }  // namespace
 
+std::string NcclCollectives::transport() const {
+  return StrCat("nccl ", VersionText(parts_.comms->library().version));
+}
+
 bool NcclCollectives::IsOpened(std::string_view tag, const RankSet& set,
                                Stream* stream) const {
   const auto& sets = parts_.sets;

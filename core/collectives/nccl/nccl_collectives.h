@@ -18,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -48,6 +49,7 @@ class NcclCollectives final : public Collectives {
   explicit NcclCollectives(Parts parts) : parts_(std::move(parts)) {}
 
   SumOrder order() const override { return SumOrder::kRankOrder; }
+  std::string transport() const override;
   void ReduceScatter(std::string_view tag, const RankSet& set,
                      const ReduceScatterArgs& args, Stream* stream) override;
   void AllGatherBlocks(std::string_view tag, const RankSet& set,

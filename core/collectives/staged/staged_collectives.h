@@ -25,6 +25,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -50,6 +51,7 @@ class StagedCollectives final : public ExchangeCollectives {
         rank_(rank),
         staging_(std::move(staging)) {}
 
+  std::string transport() const override { return "staged"; }
   void ReduceScatter(std::string_view tag, const RankSet& set,
                      const ReduceScatterArgs& args, Stream* stream) override;
   void AllGatherBlocks(std::string_view tag, const RankSet& set,

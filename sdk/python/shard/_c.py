@@ -635,6 +635,8 @@ FUNCTIONS = {
         POINTER(shard_step_report)]),
     "shard_engine_device": (error_p, [c_void_p, POINTER(c_int32),
         POINTER(c_int32)]),
+    "shard_engine_json": (error_p, [c_void_p, c_void_p, size,
+        POINTER(c_size_t)]),
     "shard_devices_json": (error_p, [c_void_p, size, POINTER(c_size_t)]),
     "shard_engine_set_stream": (error_p, [c_void_p, c_void_p]),
     "shard_engine_capture_begin": (error_p, [c_void_p]),

@@ -2,6 +2,7 @@
 """Engines: one rank's training."""
 
 import ctypes
+import json
 
 from . import _c, _calls
 from ._arguments import instance, int32_array
@@ -118,6 +119,13 @@ class Engine(EngineTensors, EngineState):
         """Where the engine's tensors lie, as __dlpack_device__ says it:
         (1, 0) is the host's memory, (2, N) that of GPU N."""
         return self._device
+
+    def json(self):
+        """Returns how the engine works as a dict: shard_engine_json in engine.h
+        has its keys."""
+        with self._guard:
+            return json.loads(_calls.copied_text(lib.shard_engine_json,
+                                                 self._c))
 
     def set_stream(self, stream=None):
         """Sets the stream on which the program enqueues its own work: its

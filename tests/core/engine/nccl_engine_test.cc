@@ -119,6 +119,32 @@ TEST(NcclEngineTest, AStepMakesOneExchangeAndOneGatherForEachBuffer) {
   }
 }
 
+// A host asks for NCCL where all ranks can use it, and is told whether they do.
+TEST(NcclEngineTest, AnEngineSaysHowTensorsMove) {
+  const auto plan = MakePlan(FormOf(1));
+  for (const bool have_gpus_of_their_own : {true, false}) {
+    const FakeNccl fake(TwoGpus());
+    RunThreadRanks(
+        2,
+        [&](const std::shared_ptr<Communicator>& comm) {
+          EngineOptions options;
+          options.opened_device = *cuda::OpenDevice(
+              have_gpus_of_their_own ? StrCat(comm->rank()) : "1");
+          options.transport = Transport::kAuto;
+          const auto engine = Engine::Create(plan, comm, options);
+          ASSERT_OK(engine);
+          EXPECT_EQ((*engine)->ToJson(),
+                    have_gpus_of_their_own
+                        ? StrCat(R"({"device":"cuda:)", comm->rank(),
+                                 R"(","transport":"nccl 2.28.9",)"
+                                 R"("sum_order":"ranks"})")
+                        : R"({"device":"cuda:1","transport":"staged",)"
+                          R"("sum_order":"ranks"})");
+        },
+        30, "direct=0");
+  }
+}
+
 // The rank whose collective is stuck is not known: its GPU is.
 TEST(NcclEngineTest, AStepWhoseCollectiveIsStuckEndsInTime) {
   constexpr double kTimeout = 1;

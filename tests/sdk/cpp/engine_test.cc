@@ -75,6 +75,8 @@ TEST(TrainingTest, TheLastReportAndTheStreamAreTheEngines) {
                  {"last_report"});
     EXPECT_EQ(engine.device().kind, shard::DeviceKind::cpu);
     EXPECT_EQ(engine.device().ordinal, 0);
+    EXPECT_EQ(engine.json(),
+              R"({"device":"cpu","transport":"direct","sum_order":"ranks"})");
     engine.set_stream(nullptr);
     int stream = 0;
     expect_error([&] { engine.set_stream(&stream); }, Code::invalid_argument,

@@ -58,6 +58,9 @@ func TestTheLastReportAndTheStreamAreTheEngines(t *testing.T) {
 		check(err)
 		expectEqual(r.T, kind, shard.DeviceCPU)
 		expectEqual(r.T, ordinal, 0)
+		text, err := engine.JSON()
+		check(err)
+		expectEqual(r.T, text, `{"device":"cpu","transport":"direct","sum_order":"ranks"}`)
 		check(engine.SetStream(nil))
 		var stream int64
 		expectError(r.T, engine.SetStream(unsafe.Pointer(&stream)), shard.InvalidArgument, "'cpu'")

@@ -161,6 +161,9 @@ class TrainingTest(SdkTest):
             with self.raises_code(Code.FAILED_PRECONDITION, "last_report"):
                 engine.last_report()
             self.assertEqual(engine.device, (1, 0))
+            self.assertEqual(engine.json(), {"device": "cpu",
+                                             "transport": "none",
+                                             "sum_order": "ranks"})
             engine.set_stream()
             with self.raises_code(Code.INVALID_ARGUMENT, "'cpu'"):
                 engine.set_stream(4096)

@@ -52,6 +52,10 @@ fn the_last_report_and_the_stream_are_the_engines() {
         let mut engine = stack.engine(&comm, 1);
         assert_eq!(code_of(engine.last_report()), Code::FAILED_PRECONDITION);
         assert_eq!(engine.device().unwrap(), (DeviceKind::CPU, 0));
+        assert_eq!(
+            engine.json().unwrap(),
+            r#"{"device":"cpu","transport":"direct","sum_order":"ranks"}"#
+        );
         unsafe { engine.set_stream(ptr::null_mut()) }.unwrap();
         let mut stream = 0;
         let native = ptr::addr_of_mut!(stream).cast();

@@ -248,6 +248,11 @@ class Engine {
     id.kind = static_cast<DeviceKind>(kind);
     return id;
   }
+  // Returns how the engine works, as JSON: see shard_engine_json. Local.
+  std::string json() const {
+    return detail::copied_text(
+        [&](auto... buffer) { return shard_engine_json(use(), buffer...); });
+  }
   // Sets the stream on which the host enqueues its own work; null: the device's
   // usual one. The stream must live until the engine is gone, and all that
   // keeps it alive, or another one is set. Local.

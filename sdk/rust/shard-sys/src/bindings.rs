@@ -1105,6 +1105,25 @@ extern "C" {
 
 extern "C" {
     /// ```text
+    /// Describes how the engine works, for programs, as a JSON document:
+    ///   {"device": "cuda:0", "transport": "nccl 2.28.9", "sum_order": "ranks"}
+    /// `device` is the spec of the engine's device. `transport` is how tensors move
+    /// between ranks:
+    ///   "none"    they do not: there is one rank
+    ///   "direct"  ranks read each other's tensors where they lie
+    ///   "host"    through memory that ranks on a host share, and the network
+    ///   "staged"  as "host", by copies from and to GPUs
+    ///   "nccl N"  by NCCL of that version
+    /// `sum_order` is the order in which gradients are added over ranks: "ranks", in
+    /// fp32 in the order of ranks, or "library", one that the transport chooses.
+    /// More keys may come. Local.
+    /// ```
+    #[must_use]
+    pub fn shard_engine_json(engine: *const shard_engine, buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;
+}
+
+extern "C" {
+    /// ```text
     /// Describes the accelerators of this machine, for programs, as a JSON document:
     ///   {"cuda": {"driver": "13.0",
     ///             "devices": [{"spec": "cuda:0", "name": ...,

@@ -10,7 +10,7 @@ use shard_sys as sys;
 
 use crate::engine::{DeviceKind, Engine};
 use crate::error::Result;
-use crate::text::seconds;
+use crate::text::{copied, seconds};
 
 options! {
     /// Options of [`Engine::step`]: how a step treats the gradients. The same on every
@@ -174,6 +174,14 @@ impl Engine {
         let mut ordinal = 0;
         self.call(|engine| unsafe { sys::shard_engine_device(engine, &mut kind, &mut ordinal) })?;
         Ok((DeviceKind(kind), ordinal))
+    }
+
+    /// Describes how the engine works, for programs: `shard/engine.h` has the keys. Local.
+    pub fn json(&self) -> Result<String> {
+        let _held = self.comm.gate().enter()?;
+        copied(|buffer, capacity, length| unsafe {
+            sys::shard_engine_json(self.as_ptr(), buffer, capacity, length)
+        })
     }
 
     /// Waits until everything that the engine was given has run, at most for `timeout`;
