@@ -50,9 +50,6 @@ CuResult LaunchWaiting(const WaitingKernel& kernel) {
   const bool captured = fake->IsCaptured(kernel.streams[0]);
   for (const cuda::CuStream handle : kernel.streams) {
     if (fake->IsCaptured(handle) != captured) {
-      for (const cuda::CuStream it : kernel.streams) {
-        fake->Invalidate(HandleOf(it));
-      }
       return CuResult::kStreamCaptureIsolation;
     }
   }
