@@ -21,12 +21,6 @@ void AddFault(const Fault& fault) {
   state->faults.push_back(fault);
 }
 
-void HangAborts(bool hang) {
-  State* const state = TheState();
-  const Lock lock(state->records_mutex);
-  state->hang_aborts = hang;
-}
-
 void AddTo(std::map<std::string, uint64_t>* sums,
            const std::map<std::string, uint64_t>& counts) {
   for (const auto& [name, count] : counts) (*sums)[name] += count;
@@ -50,7 +44,7 @@ void Reset(const Options& options) {
   state->comms.clear();
   state->faults.clear();
   state->dead.clear();
-  state->hang_aborts = false;
+  state->hangs.clear();
   state->violations.clear();
   state->log.clear();
   state->counts.clear();
@@ -82,15 +76,26 @@ void Kill(int rank) {
   state->dead.insert(rank);
 }
 
-void HangAborts() { HangAborts(true); }
-void ReleaseAborts() { HangAborts(false); }
+void HangCalls(const std::string& symbol, const Target& target) {
+  State* const state = TheState();
+  const Lock lock(state->records_mutex);
+  state->hangs.emplace_back(symbol, target);
+}
+
+void ReleaseCalls() {
+  State* const state = TheState();
+  const Lock lock(state->records_mutex);
+  state->hangs.clear();
+}
+
+size_t NumHanging() { return TheState()->num_hanging; }
 
 void ClearFaults() {
   State* const state = TheState();
   const Lock lock(state->records_mutex);
   state->faults.clear();
   state->dead.clear();
-  state->hang_aborts = false;
+  state->hangs.clear();
 }
 
 Counts Count(const Target& target) {

@@ -41,6 +41,9 @@ Entry::Entry(const char* symbol, const Comm* comm, bool takes_comm, int since)
                 record_.symbol + " is called, which version " +
                     std::to_string(VersionOf(options_)) + " does not have");
   }
+  if (comm_ != nullptr) {
+    HangWhile([&] { return state_->Hangs(symbol, *comm_); });
+  }
   Result result = Result::kSuccess;
   if (state_->Meets(FaultKind::kCall, comm_.get(), symbol, &result)) {
     Fail(result, record_.symbol + " fails, as the test wants");
@@ -53,6 +56,14 @@ Entry::Entry(const char* symbol, const Comm* comm, bool takes_comm, int since)
                     " is called after " + comm_->ended_by);
     Fail(Result::kInvalidArgument, "comm has already been destroyed");
   }
+}
+
+Result Entry::HangWhile(const std::function<bool()>& condition) {
+  if (!condition()) return Result::kSuccess;
+  ++state_->num_hanging;
+  const Result waited = WaitUntil([&] { return !condition(); });
+  --state_->num_hanging;
+  return waited;
 }
 
 void Entry::Mark(const std::shared_ptr<Comm>& comm) {

@@ -54,6 +54,8 @@ class Entry {
               std::vector<Job> jobs);
   // The same for a condition.
   Result WaitUntil(const std::function<bool()>& condition);
+  // The same for the end of one, with which the call hangs.
+  Result HangWhile(const std::function<bool()>& condition);
 
   // Notes that the call uses a communicator that is not its argument.
   void Uses(const std::shared_ptr<Comm>& comm);

@@ -7,6 +7,9 @@
 // fake, so that dlopen("libnccl.so.2") finds it. This header controls the fake;
 // fake_nccl_fixture.h checks it at the end of each test.
 //
+// The abort of a communicator waits for the kernels of others on its device, as
+// it does where NCCL frees memory.
+//
 // A collective is one kernel of its stream, which waits there for the other
 // ranks and holds up nothing else. It ends once all that it sends has arrived:
 // a send ends with its receive. Kernels of one communicator run in the order of
@@ -107,10 +110,15 @@ SHARD_FAKE_NCCL_API void SwapAt(uint64_t launch, const Target& target = {});
 // The rank never arrives from now on: neither at calls that wait for others nor
 // at collectives.
 SHARD_FAKE_NCCL_API void Kill(int rank);
-// Calls of ncclCommAbort return only after ReleaseAborts.
-SHARD_FAKE_NCCL_API void HangAborts();
-SHARD_FAKE_NCCL_API void ReleaseAborts();
-// Forgets the faults that have not come yet, and those ranks that are dead.
+// Calls of an entry point on a communicator from now on do nothing before
+// ReleaseCalls.
+SHARD_FAKE_NCCL_API void HangCalls(const std::string& symbol,
+                                   const Target& target = {});
+SHARD_FAKE_NCCL_API void ReleaseCalls();
+// Returns how many calls hang, with aborts that wait for a device.
+SHARD_FAKE_NCCL_API size_t NumHanging();
+// Forgets the faults that have not come yet, and those ranks that are dead, and
+// releases calls.
 SHARD_FAKE_NCCL_API void ClearFaults();
 
 // ---- Counts and calls ----

@@ -153,23 +153,36 @@ TEST_F(FaultsTest, LaunchesInAnotherOrderHang) {
                    "of 2 f32");
 }
 
-TEST_F(FaultsTest, AnAbortHangs) {
-  HangAborts();
-  std::atomic<bool> began = false;
-  std::atomic<bool> aborted = false;
+TEST_F(FaultsTest, CallsHang) {
+  HangCalls("ncclCommAbort");
+  HangCalls("ncclAllGather", {.size = 2});
   Run(1, [&](Rank* rank) {
     Comm* const comm = rank->Init(1, id_);
-    std::thread other([&] {
-      began = true;
-      EXPECT_NCCL(ncclCommAbort(comm));
-      aborted = true;
-    });
-    EXPECT_TRUE(ComesTrue([&] { return began.load(); }));
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    EXPECT_FALSE(aborted);
-    ReleaseAborts();
+    EXPECT_NCCL(Gather(rank, comm, rank->Put(std::vector<float>(1))));
+    std::thread other([&] { EXPECT_NCCL(ncclCommAbort(comm)); });
+    EXPECT_TRUE(ComesTrue([] { return NumHanging() == 1; }));
+    EXPECT_EQ(CountAlive().comms, 1u);
+    ReleaseCalls();
     other.join();
-    EXPECT_TRUE(aborted);
+    EXPECT_EQ(CountAlive().comms, 0u);
+    EXPECT_EQ(NumHanging(), 0u);
+    EXPECT_TRUE(rank->Synchronize());
+  });
+}
+
+TEST_F(FaultsTest, AnAbortWaitsForOtherKernelsOfTheDevice) {
+  StickAt(1);
+  Run(1, [&](Rank* rank) {
+    Comm* const first = rank->Init(1, id_);
+    Comm* const second = rank->Init(1, NewId());
+    EXPECT_NCCL(Gather(rank, second, rank->Put(std::vector<float>(1))));
+    std::thread other([&] { EXPECT_NCCL(ncclCommAbort(first)); });
+    EXPECT_TRUE(ComesTrue([] { return NumHanging() == 1; }));
+    EXPECT_EQ(CountAlive().comms, 2u);
+    EXPECT_NCCL(ncclCommAbort(second));
+    other.join();
+    EXPECT_EQ(CountAlive().comms, 0u);
+    EXPECT_TRUE(rank->Synchronize());
   });
 }
 

@@ -13,6 +13,17 @@ namespace {
 
 bool HasWork(const Comm& comm) { return comm.ended < comm.begun; }
 
+// Returns whether kernels of other communicators are on a device, where they
+// end by themselves.
+bool HasOtherWork(State* state, const Comm& comm) {
+  const std::lock_guard<std::mutex> lock(state->records_mutex);
+  for (const auto& [handle, it] : state->comms) {
+    if (it->context != comm.context || it->is_stopped) continue;
+    if (HasWork(*it)) return true;
+  }
+  return false;
+}
+
 // Waits for the kernels of this rank, and then for the other ranks.
 Job FinalizeJob(const std::shared_ptr<Comm>& comm) {
   return [comm, begun = std::make_shared<bool>(false)]() {
@@ -89,16 +100,10 @@ Result ncclCommAbort(Comm* comm) {
   SHARD_FAKE_NCCL_ENTER(ncclCommAbort, comm);
   State* const state = entry.state();
   const std::shared_ptr<Comm>& it = entry.comm();
-  it->is_stopped = true;
-  const auto hangs = [state] {
-    const std::lock_guard<std::mutex> lock(state->records_mutex);
-    return state->hang_aborts;
-  };
-  if (hangs()) {
-    const Result waited = entry.WaitUntil([&] { return !hangs(); });
-    if (waited != Result::kSuccess) return waited;
-  }
   Stop(it.get());
+  const Result waited =
+      entry.HangWhile([&] { return HasOtherWork(state, *it); });
+  if (waited != Result::kSuccess) return waited;
   End(it.get(), "ncclCommAbort");
   return entry.Return(Result::kSuccess);
 }

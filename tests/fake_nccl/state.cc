@@ -2,6 +2,8 @@
 
 #include "tests/fake_nccl/state.h"
 
+#include <algorithm>
+
 namespace shard::testing::fake_nccl {
 
 State* TheState() {
@@ -42,6 +44,13 @@ bool State::Meets(FaultKind kind, const Comm* comm, const std::string& symbol,
 bool State::IsDead(const Comm& comm) {
   const std::lock_guard<std::mutex> lock(records_mutex);
   return dead.count(comm.world_rank) != 0;
+}
+
+bool State::Hangs(const std::string& symbol, const Comm& comm) {
+  const std::lock_guard<std::mutex> lock(records_mutex);
+  return std::any_of(hangs.begin(), hangs.end(), [&](const auto& it) {
+    return it.first == symbol && comm.Is(it.second);
+  });
 }
 
 void State::CountLaunch(const Comm& comm) {

@@ -42,6 +42,8 @@ struct State {
   bool Meets(FaultKind kind, const Comm* comm, const std::string& symbol,
              Result* result);
   bool IsDead(const Comm& comm);
+  // Returns whether a call hangs.
+  bool Hangs(const std::string& symbol, const Comm& comm);
   void CountLaunch(const Comm& comm);
   void CountEnd(const Comm& comm);
   // Returns whether memory that begins there is registered. REQUIRES: `mutex`
@@ -64,13 +66,14 @@ struct State {
   std::map<const Comm*, std::shared_ptr<Comm>> comms;
   std::vector<Fault> faults;
   std::set<int> dead;
-  bool hang_aborts = false;
+  std::vector<std::pair<std::string, Target>> hangs;  // HangCalls.
   std::vector<Violation> violations;
   std::vector<CallRecord> log;
   std::map<const Comm*, Counts> counts;  // Null: calls without a communicator.
   std::string last_error;
   uint64_t last_id = 0;
 
+  std::atomic<size_t> num_hanging = 0;
   std::atomic<uint64_t> generation = 0;  // The number of Resets.
 };
 

@@ -17,7 +17,6 @@
 #include "core/collectives/nccl/nccl_collectives.h"
 #include "core/collectives/nccl/rank_comms.h"
 #include "core/collectives/nccl/watchdog.h"
-#include "core/device/cuda/context.h"
 
 namespace shard::nccl {
 
@@ -103,8 +102,10 @@ StatusOr<NcclLibrary> FindNccl(Communicator* control, Device* device,
 }  // namespace
 
 StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
-    Communicator* control, Device* device, std::span<const RankSet> sets,
-    const CollectivesOptions& options, const Deadline& deadline) {
+    Communicator* control, Device* device,
+    const std::shared_ptr<cuda::Context>& context,
+    std::span<const RankSet> sets, const CollectivesOptions& options,
+    const Deadline& deadline) {
   auto library = FindNccl(control, device, options.transport, deadline);
   if (library.status().code() == StatusCode::kNotFound) {
     const std::string& why = library.status().message();
@@ -124,12 +125,9 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
                          control->OpenNotices("NCCL's collectives",
                                               sizeof(Announcement), deadline));
   const std::shared_ptr<Notices> notices = std::move(opened);
-  auto context = cuda::Context::Open(device->id().ordinal);
-  SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(control, kOpen, context.status(), deadline));
-  SHARD_ASSIGN_OR_RETURN(
-      auto made, RankComms::Open(control, notices.get(), *std::move(context),
-                                 *std::move(library), sets, deadline));
+  SHARD_ASSIGN_OR_RETURN(auto made,
+                         RankComms::Open(control, notices.get(), context,
+                                         *std::move(library), sets, deadline));
   NcclCollectives::Parts parts;
   parts.comms = std::move(made);
   parts.sets.assign(sets.begin(), sets.end());

@@ -11,18 +11,21 @@
 #include "core/collectives/collectives.h"
 #include "core/comm/communicator.h"
 #include "core/comm/rank_set.h"
+#include "core/device/cuda/context.h"
 #include "core/device/device.h"
 
 namespace shard::nccl {
 
 // Opens collectives by NCCL, as Device::OpenCollectives. COLLECTIVE. `device`:
-// a GPU of the driver's order. Returns null on all ranks where NCCL cannot be
-// used: one of them has none, their versions differ, or two ranks have one GPU.
-// The reason is logged; with Transport::kNccl it is the error
-// kBackendUnavailable instead.
+// a GPU of the driver's order, which has `context`. Returns null on all ranks
+// where NCCL cannot be used: one of them has none, their versions differ, or
+// two ranks have one GPU. The reason is logged; with Transport::kNccl it is the
+// error kBackendUnavailable instead.
 StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
-    Communicator* control, Device* device, std::span<const RankSet> sets,
-    const CollectivesOptions& options, const Deadline& deadline);
+    Communicator* control, Device* device,
+    const std::shared_ptr<cuda::Context>& context,
+    std::span<const RankSet> sets, const CollectivesOptions& options,
+    const Deadline& deadline);
 
 }  // namespace shard::nccl
 

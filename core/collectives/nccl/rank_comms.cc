@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/collectives/nccl/pause.h"
 #include "core/device/work_queue/work_queue.h"
@@ -32,8 +33,7 @@ Pause PauseOfCall() {
 
 RankComms::RankComms(std::shared_ptr<cuda::Context> context,
                      NcclLibrary library, int world_size)
-    : context_(std::move(context)),
-      library_(std::move(library)),
+    : state_(std::make_shared<State>(std::move(context), std::move(library))),
       world_size_(world_size),
       owner_(::getpid()) {}
 
@@ -48,15 +48,15 @@ StatusOr<std::unique_ptr<RankComms>> RankComms::Open(
   NcclId id = {};
   Status made;
   if (control->rank() == 0) {
-    made = comms->context_->Run([&] {
-      return comms->library_.ToStatus(comms->api_.GetUniqueId(&id),
-                                      "ncclGetUniqueId", nullptr);
+    made = comms->state_->context->Run([&] {
+      return comms->library().ToStatus(comms->api_.GetUniqueId(&id),
+                                       "ncclGetUniqueId", nullptr);
     });
   }
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(control, kOpen, made, deadline));
   SHARD_RETURN_IF_ERROR(
       control->Broadcast(kOpen, 0, id.bytes, sizeof(id.bytes), deadline));
-  const Status opened = comms->context_->Run([&] {
+  const Status opened = comms->state_->context->Run([&] {
     return comms->OpenAll(id, sets, control->rank(), [&]() -> Status {
       constexpr double kLong = 3600;  // The deadline is not that of a notice.
       SHARD_RETURN_IF_ERROR(notices->Check(1, Deadline::After(kLong)));
@@ -83,35 +83,38 @@ Status RankComms::OpenAll(const NcclId& id, std::span<const RankSet> sets,
     if (set == all || set.count == 1) continue;
     SHARD_RETURN_IF_ERROR(Split(set, rank, check));
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  opened_ = true;
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->opened = true;
   return Status();
 }
 
 Status RankComms::Init(const NcclId& id, const RankSet& all, int rank,
                        const Check& check) {
   NcclConfig config;
-  std::unique_lock<std::mutex> lock(mutex_);
-  comms_.push_back(std::make_unique<Opened>());
-  Opened* const made = comms_.back().get();
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  state_->comms.push_back(std::make_unique<Opened>());
+  Opened* const made = state_->comms.back().get();
   made->set = all;
   const NcclResult result =
       api_.CommInitRankConfig(&made->comm, all.count, id, rank, &config);
+  // NCCL has told the handle, by which the call is ended.
+  made->is_made = true;
   return Await("ncclCommInitRankConfig", result, made->comm, check, &lock);
 }
 
 Status RankComms::Split(const RankSet& set, int rank, const Check& check) {
   NcclConfig config;
-  std::unique_lock<std::mutex> lock(mutex_);
-  const NcclComm parent = comms_.front()->comm;
-  comms_.push_back(std::make_unique<Opened>());
-  Opened* const made = comms_.back().get();
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  const NcclComm parent = state_->comms.front()->comm;
+  state_->comms.push_back(std::make_unique<Opened>());
+  Opened* const made = state_->comms.back().get();
   made->set = set;
   // The first rank of a set names it: sets of one stride have no rank in
   // common.
   const NcclResult result = api_.CommSplit(parent, set.first, set.IndexOf(rank),
                                            &made->comm, &config);
   SHARD_RETURN_IF_ERROR(Await("ncclCommSplit", result, parent, check, &lock));
+  made->is_made = true;
   return Await("ncclCommSplit", NcclResult::kInProgress, made->comm, check,
                &lock);
 }
@@ -128,18 +131,18 @@ Status RankComms::Await(std::string_view call, NcclResult result, NcclComm comm,
       lock->lock();
       SHARD_RETURN_IF_ERROR(ended);
     }
-    if (aborted_) {
+    if (state_->ended) {
       return Cancelled("NCCL's communicators were aborted during ", call);
     }
     NcclResult now = NcclResult::kSuccess;
     result = api_.CommGetAsyncError(comm, &now);
     if (result == NcclResult::kSuccess) result = now;
   }
-  return library_.ToStatus(result, call, comm);
+  return library().ToStatus(result, call, comm);
 }
 
 NcclComm RankComms::Find(const RankSet& set) const {
-  for (const auto& opened : comms_) {
+  for (const auto& opened : state_->comms) {
     if (opened->set == set) return opened->comm;
   }
   return nullptr;
@@ -147,36 +150,37 @@ NcclComm RankComms::Find(const RankSet& set) const {
 
 Status RankComms::Enqueue(std::string_view what, const RankSet& set,
                           const Calls& calls, const Check& check) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (aborted_) {
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  if (state_->ended) {
     return Cancelled("NCCL's communicators were aborted before '", what, "'");
   }
   const NcclComm comm = Find(set);
   NcclResult result = api_.GroupStart();
   if (result != NcclResult::kSuccess) {
-    return library_.ToStatus(result, "ncclGroupStart", comm);
+    return library().ToStatus(result, "ncclGroupStart", comm);
   }
   const NcclResult called = calls(api_, comm);
   // The group ends whatever its calls have returned: the thread is in it.
   result = api_.GroupEnd();
   if (called != NcclResult::kSuccess && called != NcclResult::kInProgress) {
-    return library_.ToStatus(called, what, comm);
+    return library().ToStatus(called, what, comm);
   }
   return Await(what, result, comm, check, &lock);
 }
 
 Status RankComms::AsyncError() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (aborted_) return Status();
-  for (const auto& opened : comms_) {
+  const std::unique_lock<std::mutex> lock(state_->mutex, std::try_to_lock);
+  // The caller comes again.
+  if (!lock.owns_lock() || state_->ended) return Status();
+  for (const auto& opened : state_->comms) {
     NcclResult error = NcclResult::kSuccess;
     const NcclResult asked = api_.CommGetAsyncError(opened->comm, &error);
     if (asked == NcclResult::kSuccess && error == NcclResult::kInProgress) {
       continue;
     }
     SHARD_RETURN_IF_ERROR(
-        library_.ToStatus(asked, "ncclCommGetAsyncError", opened->comm));
-    SHARD_RETURN_IF_ERROR(library_.ToStatus(error, "NCCL", opened->comm));
+        library().ToStatus(asked, "ncclCommGetAsyncError", opened->comm));
+    SHARD_RETURN_IF_ERROR(library().ToStatus(error, "NCCL", opened->comm));
   }
   return Status();
 }
@@ -186,56 +190,75 @@ RankComms::~RankComms() {
   if (!Finalize()) Abort();
 }
 
-std::shared_ptr<RankComms::Comms> RankComms::TakeAll() {
-  auto taken = std::make_shared<Comms>();
-  const std::lock_guard<std::mutex> lock(mutex_);
-  aborted_ = true;
-  taken->swap(comms_);
-  return taken;
+Status RankComms::State::AbortOne(const Opened& one) const {
+  // NCCL has made nothing.
+  if (one.comm == nullptr) return Status();
+  return context->Run([&] {
+    const NcclResult result = library.api.CommAbort(one.comm);
+    if (result == NcclResult::kSuccess) return Status();
+    return Internal("ncclCommAbort: ", static_cast<int>(result));
+  });
 }
 
-bool RankComms::Abort() noexcept {
+Status RankComms::State::AbortAll() {
+  Comms made;
+  Comms others;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    for (auto& opened : comms) {
+      (opened->is_made ? made : others).push_back(std::move(opened));
+    }
+    comms.clear();
+  }
+  // An abort may wait for all work of the device, so each has a thread: one
+  // thread would wait for the kernel of a communicator whose abort comes later.
+  // Groups of aborts do the same, but only from NCCL 2.22 on.
+  std::vector<Status> aborted(made.size());
+  SHARD_RETURN_IF_ERROR(ParallelFor(made.size(), static_cast<int>(made.size()),
+                                    [&](size_t i, int) {
+                                      aborted[i] = AbortOne(*made[i]);
+                                      return Status();
+                                    }));
+  // The first has waited for a split that went on, which then gave a handle.
+  for (const auto& one : others) aborted.push_back(AbortOne(*one));
+  for (const Status& status : aborted) SHARD_RETURN_IF_ERROR(status);
+  return Status();
+}
+
+bool RankComms::Abort(double seconds) noexcept {
+  state_->ended = true;
   try {
-    // An abort hangs where the device or its driver does, so it has a thread
-    // that can be left to it.
+    // An abort hangs where the device or its driver does, and waits for a call
+    // that another thread makes. So it has a thread that can be left to it.
     auto queue =
         WorkQueue::Start(std::make_shared<Monitor>(), "shard-abort", Pauses());
-    const std::shared_ptr<Comms> comms = TakeAll();
-    if (comms->empty()) return true;
-    const auto end_all = [api = api_, context = context_, comms] {
-      return context->Run([&] {
-        // The first waits for a split that goes on, which then gives a handle.
-        for (const auto& opened : *comms) {
-          if (opened->comm != nullptr) api.CommAbort(opened->comm);
-        }
-        return Status();
-      });
-    };
-    if (!queue.ok()) return end_all().ok();
-    (*queue)->Push("abort", end_all);
-    const Status done = (*queue)->Synchronize(Deadline::After(kAbortSeconds));
-    if (done.code() != StatusCode::kDeadlineExceeded) return true;
+    const auto abort = [state = state_] { return state->AbortAll(); };
+    if (!queue.ok()) return abort().ok();
+    (*queue)->Push("abort", abort);
+    const Status done = (*queue)->Synchronize(Deadline::After(seconds));
+    if (done.code() != StatusCode::kDeadlineExceeded) return done.ok();
     static_cast<void>(queue->release());
+    state_->context->Abandon();
   } catch (...) {  // NOLINT: out of memory
   }
-  context_->Abandon();
   return false;
 }
 
 bool RankComms::Finalize() noexcept {
   try {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (aborted_) return true;
-    if (!opened_) return false;
-    const cuda::Context::Current current(*context_);
+    if (state_->ended) return true;
+    const std::lock_guard<std::mutex> lock(state_->mutex);
+    if (!state_->opened) return false;
+    Comms& comms = state_->comms;
+    const cuda::Context::Current current(*state_->context);
     const Deadline deadline = Deadline::After(kFinalizeSeconds);
-    for (const auto& opened : comms_) {
+    for (const auto& opened : comms) {
       const NcclResult result = api_.CommFinalize(opened->comm);
       if (result != NcclResult::kSuccess && result != NcclResult::kInProgress) {
         return false;
       }
     }
-    for (const auto& opened : comms_) {
+    for (const auto& opened : comms) {
       Pause pause = PauseOfCall();
       for (;;) {
         NcclResult state = NcclResult::kSuccess;
@@ -250,11 +273,11 @@ bool RankComms::Finalize() noexcept {
         pause.Take();
       }
     }
-    for (auto it = comms_.rbegin(); it != comms_.rend(); ++it) {
+    for (auto it = comms.rbegin(); it != comms.rend(); ++it) {
       api_.CommDestroy((*it)->comm);
     }
-    comms_.clear();
-    aborted_ = true;
+    comms.clear();
+    state_->ended = true;
     return true;
   } catch (...) {  // NOLINT: out of memory
     return false;

@@ -6,7 +6,8 @@
 // They never block: a call that is in progress is waited for with a check of
 // the caller's, which ends the wait. NCCL promises nothing for two threads in
 // one communicator, so each call is made under a lock, which is not held
-// between the polls of a wait.
+// between the polls of a wait. A call that blocks inside NCCL all the same
+// holds the lock, and cannot be ended.
 //
 // Thread-safe, but for the destructor. In a child of fork they may be
 // destroyed, and nothing else.
@@ -16,12 +17,14 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/deadline.h"
@@ -56,7 +59,7 @@ class RankComms {
   RankComms(const RankComms&) = delete;
   RankComms& operator=(const RankComms&) = delete;
 
-  const NcclLibrary& library() const { return library_; }
+  const NcclLibrary& library() const { return state_->library; }
   int world_size() const { return world_size_; }
 
   // Makes `calls`, in one group, on the communicator of a set, and waits until
@@ -66,22 +69,39 @@ class RankComms {
                  const Check& check);
 
   // Returns an error that a communicator has met on the device or in the
-  // network.
+  // network. Does not wait for a call that another thread makes.
   Status AsyncError();
 
   // Ends all that the communicators do on the device, and the communicators.
-  // Returns false where NCCL has not done so after kAbortSeconds: then nothing
-  // of them is freed. Any later call on them is kCancelled.
+  // Returns false where NCCL cannot, or has not done so within `seconds`: then
+  // the context is abandoned. Any later call on them is kCancelled.
   static constexpr double kAbortSeconds = 10;
-  bool Abort() noexcept;
+  bool Abort(double seconds = kAbortSeconds) noexcept;
 
  private:
   struct Opened {
     RankSet set;
     NcclComm comm = nullptr;
+    bool is_made = false;  // Until then NCCL may write the handle.
   };
-  // The first is that of all ranks.
+  // The first is that of all ranks. Their places stay.
   using Comms = std::vector<std::unique_ptr<Opened>>;
+  // Shared with an abort that does not end.
+  struct State {
+    State(std::shared_ptr<cuda::Context> of, NcclLibrary nccl)
+        : context(std::move(of)), library(std::move(nccl)) {}
+    // Aborts all communicators, at once. REQUIRES: `ended`.
+    Status AbortAll();
+    Status AbortOne(const Opened& opened) const;
+
+    const std::shared_ptr<cuda::Context> context;
+    const NcclLibrary library;
+    std::mutex mutex;     // Held during each call of NCCL.
+    Comms comms;          // GUARDED_BY(mutex)
+    bool opened = false;  // GUARDED_BY(mutex); all of them.
+    // Only what ends communicators is called from here on.
+    std::atomic<bool> ended = false;
+  };
 
   RankComms(std::shared_ptr<cuda::Context> context, NcclLibrary library,
             int world_size);
@@ -98,19 +118,11 @@ class RankComms {
   // long.
   bool Finalize() noexcept;
   NcclComm Find(const RankSet& set) const;
-  // Leaves no communicator to later calls, and returns those that there were.
-  std::shared_ptr<Comms> TakeAll();
 
-  const std::shared_ptr<cuda::Context> context_;
-  const NcclLibrary library_;
-  const NcclApi& api_ = library_.api;
+  const std::shared_ptr<State> state_;
+  const NcclApi& api_ = state_->library.api;
   const int world_size_;
   const pid_t owner_;
-  std::mutex mutex_;
-  // GUARDED_BY(mutex_). Their places stay: NCCL may write a handle later.
-  Comms comms_;
-  bool opened_ = false;   // GUARDED_BY(mutex_); all of them.
-  bool aborted_ = false;  // GUARDED_BY(mutex_); or ended.
 };
 
 }  // namespace shard::nccl

@@ -74,7 +74,8 @@ class CudaDevice final : public Device {
   StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
       Communicator* control, std::span<const RankSet> sets,
       const CollectivesOptions& options, const Deadline& deadline) override {
-    return nccl::OpenCollectives(control, this, sets, options, deadline);
+    return nccl::OpenCollectives(control, this, context_, sets, options,
+                                 deadline);
   }
 
   StatusOr<std::string> LoadBlas() override {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -39,9 +40,9 @@ Bytes Values(DType dtype, size_t count, uint32_t seed) {
 class NcclCollectivesTest : public ::testing::TestWithParam<int> {
  protected:
   int world_size() const { return GetParam(); }
-  void Run(const std::function<void(Communicator*)>& body,
-           bool shutdown = true) {
-    const FakeNccl fake(OneGpuEach(world_size()));
+  void Run(const std::function<void(Communicator*)>& body, bool shutdown = true,
+           const fake_nccl::Options& options = {}) {
+    const FakeNccl fake(OneGpuEach(world_size()), options);
     RunGroup(Backend::kThreads, world_size(), body, shutdown);
   }
 };
@@ -134,6 +135,26 @@ TEST_P(NcclCollectivesTest, LargeBlocksComeInParts) {
   });
 }
 
+// Two calls at once on a communicator would be a violation.
+TEST_P(NcclCollectivesTest, SlowCallsAreWaitedFor) {
+  const fake_nccl::Options slow = {
+      .polls =
+          {.init = 9, .split = 9, .finalize = 9, .collective = 5, .group = 5},
+      .call_delay = std::chrono::microseconds(200)};
+  Run(
+      [](Communicator* comm) {
+        BlockingCollectives cpu(comm);
+        NcclRank rank(comm, EverySet(*comm));
+        for (const RankSet& set : EverySet(*comm)) {
+          for (const bool add : {false, true}) {
+            CheckReduceScatter(&cpu, &rank, set, 1,
+                               {DType::kF32, DType::kF32, add, false, -1, 300});
+          }
+        }
+      },
+      /*shutdown=*/true, slow);
+}
+
 TEST_P(NcclCollectivesTest, GathersAndBroadcastsMoveBytes) {
   Run([](Communicator* comm) {
     BlockingCollectives cpu(comm);
@@ -177,11 +198,13 @@ TEST_P(NcclCollectivesTest, GathersAndBroadcastsMoveBytes) {
 // A sum is one exchange of blocks and one kernel, a gather one call.
 TEST_P(NcclCollectivesTest, MakesOneCallForEach) {
   Run([](Communicator* comm) {
+    BlockingCollectives cpu(comm);
     NcclRank rank(comm, {RankSet::All(comm->world_size())});
     const auto ranks = static_cast<uint64_t>(comm->world_size());
     constexpr size_t kCount = 100;
-    const DeviceTensor send(rank.device.get(),
-                            Values(DType::kF32, ranks * kCount, 1));
+    Bytes expected = Values(DType::kF32, ranks * kCount,
+                            static_cast<uint32_t>(comm->rank()));
+    const DeviceTensor send(rank.device.get(), expected);
     const fake_nccl::Target me = {.rank = comm->rank()};
     const fake_nccl::Counts before = fake_nccl::Count(me);
     ASSERT_OK(comm->Barrier("counted", Soon()));
@@ -202,6 +225,13 @@ TEST_P(NcclCollectivesTest, MakesOneCallForEach) {
     EXPECT_EQ(after.Bytes("ncclSend") - before.Bytes("ncclSend"),
               (ranks - 1) * kCount * sizeof(float));
     EXPECT_EQ(after.Calls("ncclAllGather") - before.Calls("ncclAllGather"), 1u);
+    args.send = expected.data();
+    args.recv = expected.data() +
+                static_cast<size_t>(comm->rank()) * kCount * sizeof(float);
+    ASSERT_OK(cpu.ReduceScatter("sum", rank.all, args));
+    ASSERT_OK(cpu.AllGatherBlocks("gather", rank.all, args.recv,
+                                  kCount * sizeof(float), expected.data()));
+    EXPECT_TRUE(send.Read() == expected);
     ASSERT_OK(comm->Barrier("done", Soon()));
   });
 }

@@ -5,17 +5,21 @@
 // fails, and NCCL's communicators are aborted.
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/collectives/collectives.h"
 #include "core/comm/communicator.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/base/in_child.h"
 #include "tests/core/collectives/nccl/nccl_rank.h"
 
 namespace shard::testing::nccl_faults_test {
@@ -92,6 +96,68 @@ TEST(NcclFaultsTest, RanksThatCallDifferentThingsAreNamed) {
   });
 }
 
+TEST(NcclFaultsTest, RanksThatCallInAnotherOrderAreNamed) {
+  RunNcclRanks([](NcclRank* rank) {
+    if (rank->comm->rank() != 1) {
+      const Status status = Gather(rank);
+      ExpectEnd(status, StatusCode::kDesync);
+      EXPECT_TRUE(Contains(status.message(), "an all-gather 'gather'"));
+      EXPECT_TRUE(Contains(status.message(), "a broadcast 'word'"));
+      return;
+    }
+    const DeviceTensor word(rank->device.get(), std::vector<unsigned char>(8));
+    rank->collectives->Broadcast("word", 0, word.data(), 8, rank->stream.get());
+    rank->collectives->AllGatherBlocks("gather", rank->all, word.data(), 1,
+                                       word.data(), rank->stream.get());
+    ExpectEnd(rank->Synchronize(), StatusCode::kDesync);
+    rank->stream->Settle(Soon());
+  });
+}
+
+// The ranks announce the same, but NCCL runs something else on one of them.
+TEST(NcclFaultsTest, KernelsInAnotherOrderEndAtTheDeadline) {
+  const FakeNccl fake(OneGpuEach(2));
+  RunGroup(
+      Backend::kThreads, 2,
+      [&](Communicator* comm) {
+        NcclRank rank(comm, {RankSet::All(2)}, {.timeout = kTimeout});
+        if (comm->rank() == 0) fake_nccl::SwapAt(1, {.rank = 1});
+        ASSERT_OK(comm->Barrier("set", Soon()));
+        const DeviceTensor all(rank.device.get(),
+                               std::vector<unsigned char>(2 * kBytes));
+        auto* const data = static_cast<unsigned char*>(all.data());
+        const auto me = static_cast<size_t>(comm->rank());
+        for (const size_t bytes : {kBytes, kBytes / 2}) {
+          rank.collectives->AllGatherBlocks("gather", rank.all,
+                                            data + me * bytes, bytes, data,
+                                            rank.stream.get());
+        }
+        ExpectEnd(rank.Synchronize(), StatusCode::kDeadlineExceeded);
+        rank.stream->Settle(Soon());
+      },
+      /*shutdown=*/false);
+  EXPECT_TRUE(Contains(fake_nccl::ViolationText(), "is in ncclAllGather"));
+  fake_nccl::ClearViolations();
+}
+
+TEST(NcclFaultsTest, AChildOfForkLeavesNcclAlone) {
+  const FakeNccl fake(OneGpuEach(2));
+  RunGroup(Backend::kThreads, 2, [](Communicator* comm) {
+    auto rank = std::make_unique<NcclRank>(comm, std::vector{RankSet::All(2)});
+    ASSERT_OK(Gather(rank.get()));
+    if (comm->rank() == 0) {
+      InChild([&] {
+        ::alarm(60);
+        const uint64_t calls = fake_cuda::CountInChild();
+        rank.reset();
+        EXPECT_EQ(fake_cuda::CountInChild(), calls);
+      });
+    }
+    ASSERT_OK(Gather(rank.get()));
+    ASSERT_OK(comm->Barrier("gathered", Soon()));
+  });
+}
+
 TEST(NcclFaultsTest, ACollectiveThatIsStuckEnds) {
   for (int stuck = 0; stuck < 3; ++stuck) {
     SCOPED_TRACE(stuck);
@@ -137,9 +203,13 @@ TEST(NcclFaultsTest, ARankThatLeavesIsLost) {
         NcclRank rank(comm, {RankSet::All(2)}, {.timeout = 20});
         ASSERT_OK(Gather(&rank));
         if (comm->rank() == 1) return;
+        const auto begin = Clock::now();
         const Status status = Gather(&rank);
         EXPECT_EQ(status.code(), StatusCode::kRankLost) << status.ToString();
         EXPECT_EQ(status.rank(), 1);
+        // The end of the other rank's communicators is a part of it.
+        EXPECT_LT(std::chrono::duration<double>(Clock::now() - begin).count(),
+                  10);
       },
       /*shutdown=*/false);
 }

@@ -12,6 +12,7 @@
 #include "core/comm/communicator.h"
 #include "core/device/cuda/cuda_device.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/collectives/blocking_collectives.h"
 #include "tests/core/collectives/nccl/nccl_rank.h"
 
 namespace shard::testing::nccl_open_test {
@@ -20,8 +21,7 @@ namespace {
 StatusOr<std::shared_ptr<Collectives>> OpenOn(Communicator* comm, int ordinal,
                                               Transport transport) {
   SHARD_ASSIGN_OR_RETURN(const auto device, cuda::OpenDevice(StrCat(ordinal)));
-  const RankSet all = RankSet::All(comm->world_size());
-  return OpenCollectives(comm, device.get(), {&all, 1},
+  return OpenCollectives(comm, device.get(), EverySet(*comm),
                          {.transport = transport, .timeout = 20}, Soon());
 }
 
@@ -80,12 +80,12 @@ TEST(NcclOpenTest, StagedUsesNone) {
 // Each call of the start fails once, on one rank: all ranks get its error.
 TEST(NcclOpenTest, AFailedStartIsTheErrorOfAllRanks) {
   for (const char* const symbol :
-       {"ncclGetUniqueId", "ncclCommInitRankConfig"}) {
+       {"ncclGetUniqueId", "ncclCommInitRankConfig", "ncclCommSplit"}) {
     SCOPED_TRACE(symbol);
-    const FakeNccl fake(OneGpuEach(2));
+    const FakeNccl fake(OneGpuEach(4));
     fake_nccl::FailCall(symbol, 1, fake_nccl::Result::kSystemError);
     RunGroup(
-        Backend::kThreads, 2,
+        Backend::kThreads, 4,
         [&](Communicator* comm) {
           const auto opened = OpenOn(comm, comm->rank(), Transport::kAuto);
           EXPECT_FALSE(opened.ok());

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Aborts of communicators: of several at once, and those that NCCL does not
+// finish. An abort ends in time in any case, makes no call of NCCL beside
+// another one, and leaves the process alive.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "core/collectives/nccl/library.h"
+#include "core/collectives/nccl/rank_comms.h"
+#include "core/comm/communicator.h"
+#include "core/device/cuda/context.h"
+#include "core/device/cuda/driver.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/collectives/blocking_collectives.h"
+#include "tests/core/collectives/nccl/nccl_rank.h"
+
+namespace shard::testing::nccl_abort_test {
+namespace {
+
+using nccl::NcclApi;
+using nccl::NcclComm;
+using nccl::NcclType;
+using nccl::RankComms;
+
+constexpr double kSeconds = 0.3;  // Of an abort.
+
+double SecondsOf(const std::function<void()>& body) {
+  const auto begin = std::chrono::steady_clock::now();
+  body();
+  const std::chrono::duration<double> took =
+      std::chrono::steady_clock::now() - begin;
+  return took.count();
+}
+
+void ExpectSoon(const std::function<bool()>& condition) {
+  const Deadline deadline = Soon();
+  while (!condition()) {
+    ASSERT_FALSE(deadline.Expired());
+    std::this_thread::yield();
+  }
+}
+
+// The communicator of one of two ranks, alone.
+struct Comms {
+  explicit Comms(Communicator* control)
+      : notices(*control->OpenNotices("a test", 8, Soon())),
+        context(*cuda::Context::Open(control->rank())),
+        comms(*RankComms::Open(control, notices.get(), context,
+                               *nccl::OpenNccl(), {&all, 1}, Soon())) {}
+
+  // Enqueues a gather, which moves nothing before the abort.
+  Status Enqueue() const {
+    Status status;
+    const Status ran = context->Run([&] {
+      status = comms->Enqueue(
+          "gather", all,
+          [](const NcclApi& api, NcclComm comm) {
+            return api.AllGather(nullptr, nullptr, 0, NcclType::kInt8, comm,
+                                 nullptr);
+          },
+          [] { return Status(); });
+      return Status();
+    });
+    return ran.ok() ? status : ran;
+  }
+
+  const RankSet all = RankSet::All(2);
+  const std::shared_ptr<Notices> notices;
+  const std::shared_ptr<cuda::Context> context;
+  const std::unique_ptr<RankComms> comms;
+};
+
+class NcclAbortTest : public ::testing::Test {
+ protected:
+  // An abandoned context stays.
+  void SetUp() override { ResetWithNccl(OneGpuEach(2)); }
+  void TearDown() override {
+    ExpectSoon([] { return fake_nccl::AliveText().empty(); });
+    EXPECT_EQ(fake_nccl::ViolationText(), "");
+  }
+  // Runs body(comms) on the first of two ranks.
+  static void Run(const std::function<void(Comms*)>& body) {
+    RunGroup(Backend::kThreads, 2, [&](Communicator* control) {
+      Comms comms(control);
+      if (control->rank() == 0) body(&comms);
+      ASSERT_OK(control->Barrier("done", Soon()));
+      if (control->rank() == 1) {
+        EXPECT_TRUE(comms.comms->Abort());
+      }
+    });
+  }
+};
+
+TEST_F(NcclAbortTest, OneThatHangsIsLeft) {
+  Run([](Comms* rank) {
+    fake_nccl::HangCalls("ncclCommAbort", {.rank = 0});
+    EXPECT_LT(SecondsOf([&] {
+                EXPECT_FALSE(rank->comms->Abort(kSeconds));
+                EXPECT_TRUE(rank->context->is_abandoned());
+                // There is nothing to do twice.
+                EXPECT_EQ(rank->Enqueue().code(), StatusCode::kCancelled);
+                EXPECT_OK(rank->comms->AsyncError());
+                EXPECT_TRUE(rank->comms->Abort(kSeconds));
+              }),
+              kSeconds + 5);
+    EXPECT_EQ(fake_nccl::NumHanging(), 1u);
+    fake_nccl::ReleaseCalls();
+  });
+}
+
+// NCCL promises that calls do not block. One that does is not disturbed by a
+// call beside it, and the abort comes once it ends.
+TEST_F(NcclAbortTest, OneBehindACallThatBlocksIsLeft) {
+  Run([](Comms* rank) {
+    fake_nccl::HangCalls("ncclAllGather", {.rank = 0});
+    std::thread blocked([&] { (void)rank->Enqueue().ok(); });
+    ExpectSoon([] { return fake_nccl::NumHanging() == 1; });
+    EXPECT_LT(SecondsOf([&] {
+                EXPECT_OK(rank->comms->AsyncError());
+                EXPECT_FALSE(rank->comms->Abort(kSeconds));
+              }),
+              kSeconds + 5);
+    EXPECT_TRUE(rank->context->is_abandoned());
+    EXPECT_EQ(fake_nccl::Count({.rank = 0}).Calls("ncclCommAbort"), 0u);
+    fake_nccl::ReleaseCalls();
+    blocked.join();
+    ExpectSoon([] {
+      return fake_nccl::Count({.rank = 0}).Calls("ncclCommAbort") == 1;
+    });
+  });
+}
+
+TEST_F(NcclAbortTest, OneThatFailsIsTold) {
+  Run([](Comms* rank) {
+    fake_nccl::FailCall("ncclCommAbort", 1, fake_nccl::Result::kSystemError,
+                        {.rank = 0});
+    EXPECT_FALSE(rank->comms->Abort());
+    EXPECT_FALSE(rank->context->is_abandoned());
+  });
+  EXPECT_EQ(fake_nccl::CountAlive().comms, 1u);
+  fake_nccl::Reset();
+}
+
+// An abort waits for the kernels of the device, those of other communicators
+// too.
+TEST(NcclAbortsTest, CommunicatorsThatAreStuckTogetherEnd) {
+  constexpr double kTimeout = 1;
+  const FakeNccl fake(OneGpuEach(4));
+  RunGroup(
+      Backend::kThreads, 4,
+      [&](Communicator* comm) {
+        NcclRank rank(comm, EverySet(*comm), {.timeout = kTimeout});
+        const auto half = RankSet::Of(comm->rank(), 1, 2);
+        const auto other = *rank.device->CreateStream(StreamKind::kCompute);
+        const auto failing = rank.collectives->OnFailure(
+            [&](const Status& error) { other->Fail(error); });
+        const DeviceTensor all(rank.device.get(),
+                               std::vector<unsigned char>(4));
+        const DeviceTensor two(rank.device.get(),
+                               std::vector<unsigned char>(2));
+        if (comm->rank() == 0) {
+          fake_nccl::StickAt(1, {.rank = 1, .size = 4});
+          fake_nccl::StickAt(1, {.rank = 1, .size = 2});
+        }
+        ASSERT_OK(comm->Barrier("stuck", Soon()));
+        const auto gather = [&](const RankSet& set, const DeviceTensor& to,
+                                Stream* stream) {
+          auto* const own = static_cast<unsigned char*>(to.data()) +
+                            set.IndexOf(comm->rank());
+          rank.collectives->AllGatherBlocks("gather", set, own, 1, to.data(),
+                                            stream);
+        };
+        const double took = SecondsOf([&] {
+          gather(rank.all, all, rank.stream.get());
+          gather(half, two, other.get());
+          EXPECT_FALSE(rank.Synchronize().ok());
+          rank.stream->Settle(Soon());
+          other->Settle(Soon());
+        });
+        EXPECT_LT(took, kTimeout + RankComms::kAbortSeconds / 2);
+        EXPECT_FALSE(comm->Barrier("after", Soon()).ok());
+      },
+      /*shutdown=*/false);
+}
+
+// The same through all layers, with the bound that hosts get: the memory stays,
+// and the host goes on.
+TEST(NcclAbortsTest, AHostOutlivesAnAbortThatHangs) {
+  if (std::getenv("SHARD_TEST_LONG") == nullptr) GTEST_SKIP();
+  constexpr double kTimeout = 1;
+  ResetWithNccl(OneGpuEach(2));
+  RunGroup(
+      Backend::kThreads, 2,
+      [&](Communicator* comm) {
+        const double took = SecondsOf([&] {
+          NcclRank rank(comm, {RankSet::All(2)}, {.timeout = kTimeout});
+          if (comm->rank() == 0) {
+            fake_nccl::StickAt(1, {.rank = 1});
+            fake_nccl::HangCalls("ncclCommAbort");
+          }
+          ASSERT_OK(comm->Barrier("stuck", Soon()));
+          const DeviceTensor two(rank.device.get(),
+                                 std::vector<unsigned char>(2));
+          auto* const to = static_cast<unsigned char*>(two.data());
+          rank.collectives->AllGatherBlocks(
+              "gather", rank.all, to + comm->rank(), 1, to, rank.stream.get());
+          EXPECT_EQ(rank.Synchronize().code(), StatusCode::kDeadlineExceeded);
+          EXPECT_FALSE(comm->Barrier("after", Soon()).ok());
+        });
+        EXPECT_LT(took, kTimeout + RankComms::kAbortSeconds + 5);
+      },
+      /*shutdown=*/false);
+  fake_nccl::ReleaseCalls();
+  ExpectSoon([] { return fake_nccl::AliveText().empty(); });
+  EXPECT_EQ(fake_nccl::ViolationText(), "");
+}
+
+}  // namespace
+}  // namespace shard::testing::nccl_abort_test

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Collectives by NCCL of ranks that are processes, each with fakes of its own:
+// one of them is killed.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "core/collectives/collectives.h"
+#include "core/comm/communicator.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/collectives/nccl/nccl_rank.h"
+#include "tests/ranks/ranks.h"
+
+namespace shard::testing::nccl_processes_test {
+namespace {
+
+constexpr int kRanks = 3;
+constexpr double kTimeout = 20;
+
+// Gathers a byte of each rank, its number.
+Status Gather(NcclRank* rank, std::vector<unsigned char>* gathered) {
+  const auto me = static_cast<unsigned char>(rank->comm->rank());
+  const DeviceTensor all(rank->device.get(),
+                         std::vector<unsigned char>(kRanks, me));
+  auto* const data = static_cast<unsigned char*>(all.data());
+  rank->collectives->AllGatherBlocks("gather", rank->all, data + me, 1, data,
+                                     rank->stream.get());
+  const Status status = rank->Synchronize();
+  rank->stream->Settle(Soon());
+  *gathered = all.Read();
+  return status;
+}
+
+TEST(NcclProcessesTest, AProcessThatIsKilledIsLost) {
+  const std::string url = UrlFor(Backend::kShm, UniqueName(), kRanks);
+  const auto results = RunRanks(kRanks, [&](const Rank& me) {
+    const FakeNccl fake(OneGpuEach(kRanks));
+    auto comm =
+        OpenCommunicator(url, {.rank = me.rank(), .world_size = kRanks});
+    ASSERT_OK(comm);
+    NcclRank rank(comm->get(), {RankSet::All(kRanks)}, {.timeout = kTimeout});
+    std::vector<unsigned char> gathered;
+    ASSERT_OK(Gather(&rank, &gathered));
+    EXPECT_EQ(gathered, (std::vector<unsigned char>{0, 1, 2}));
+    if (me.rank() == 1) ::raise(SIGKILL);
+    const auto begin = std::chrono::steady_clock::now();
+    const Status status = Gather(&rank, &gathered);
+    const std::chrono::duration<double> took =
+        std::chrono::steady_clock::now() - begin;
+    EXPECT_EQ(status.code(), StatusCode::kRankLost) << status.ToString();
+    EXPECT_EQ(status.rank(), 1);
+    EXPECT_LT(took.count(), kTimeout / 2);
+  });
+  ASSERT_EQ(results.size(), size_t{kRanks});
+  EXPECT_EQ(results[1].signal, SIGKILL);
+  EXPECT_TRUE(results[0].passed()) << results[0].ToString();
+  EXPECT_TRUE(results[2].passed()) << results[2].ToString();
+}
+
+}  // namespace
+}  // namespace shard::testing::nccl_processes_test
