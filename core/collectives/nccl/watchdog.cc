@@ -71,8 +71,9 @@ StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(
   watchdog->shared_->queue = watchdog->queue_.get();
   // A watch has failed, or memory ran out in it: no later one runs.
   watchdog->queue_->OnError([shared = watchdog->shared_](const Status& error) {
-    // The queue ends with watches of what is done.
-    if (error.code() == StatusCode::kCancelled) return;
+    // The end of the queue drops watches; a watch may be cancelled before, too.
+    const bool is_end = error.code() == StatusCode::kCancelled;
+    if (is_end && shared->queue->IsStopping()) return;
     shared->Report(error);
     shared->comms->Abort();
   });
@@ -133,12 +134,13 @@ std::shared_ptr<void> Watchdog::OnFailure(Handler handler) {
   auto at =
       shared_->handlers.insert(shared_->handlers.end(), std::move(handler));
   const pid_t owner = ::getpid();
-  return std::shared_ptr<void>(nullptr, [shared = shared_, at, owner](void*) {
+  const auto end = [shared = shared_, at, owner](void*) {
     // In a child of fork the mutex may be held for ever.
     if (::getpid() != owner) return;
-    const std::lock_guard<std::mutex> end(shared->mutex);
+    const std::lock_guard<std::mutex> ending(shared->mutex);
     shared->handlers.erase(at);
-  });
+  };
+  return std::shared_ptr<void>(shared_.get(), end);
 }
 
 void Watchdog::Shared::Report(const Status& error) {
