@@ -38,6 +38,12 @@ struct StepRow {
 inline constexpr uint32_t kNotStepped = ~uint32_t{0};
 
 struct StepBlock {
+  // Not 0 once a collective has failed on the device, so that kernels after it
+  // see data that did not come: updates on a GPU then write nothing. The host
+  // writes it at any time (StepLatch::Poison), and copies it apart from the
+  // other values.
+  uint32_t poisoned;
+
   // Latched by the host, the same on all ranks.
 
   double gradient_scale;  // Factor of the sums of gradients.
@@ -60,6 +66,9 @@ struct StepBlock {
   double grad_norm;  // Of the scaled gradients; -1: not computed.
   double scale;      // gradient_scale, times the coefficient of clipping.
   bool skipped;      // The norm is not finite: updates write nothing.
+
+  // Returns whether kernels of a GPU update nothing.
+  constexpr bool drops_updates() const { return skipped || poisoned != 0; }
 
   SHARD_FORMULA_INLINE const StepRow* rows() const {
     return static_cast<const StepRow*>(At(rows_at));

@@ -106,7 +106,8 @@ class Stream {
   virtual void FinishNorm(NormPass pass, const NormSum* sums, size_t count,
                           StepBlock* block) = 0;
   // Updates the range's parameters, masters and states from its gradients;
-  // writes nothing where the step is skipped. `gradients`: where the gradients
+  // writes nothing where the step is skipped or, on a GPU, the block is
+  // poisoned. `gradients`: where the gradients
   // of the whole range are read instead, or null. What is enqueued may depend
   // on the host's block, which is read at the call. Where states are offloaded,
   // it is read when the work runs, too: the results of a norm must be there.
@@ -124,7 +125,8 @@ class Stream {
 
   // Fails the stream, unless it has failed, with an error that was found
   // elsewhere: events that were not done have it, too, whatever the device then
-  // comes to. Any thread. For streams that run no work inside the call.
+  // comes to, and no Call begins. Any thread. For streams that run no work
+  // inside the call.
   virtual void Fail(const Status& /*error*/) {}
 
   // Runs `work` on a thread of the host, in stream order. `what` names the work

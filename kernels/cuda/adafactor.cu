@@ -370,7 +370,7 @@ SHARD_DEVICE void ForEachPart(const AdafactorArgs& args, const Launch& launch,
                               const Body& body) {
   const ElementRange& range = args.tensors.range;
   const StepBlock block = *args.tensors.block;
-  if (block.skipped) return;
+  if (block.drops_updates()) return;
   const AesTable none(false);
   const AdafactorTiles tiles(range, block, *args.tensors.block, none);
   ForEachOnWarp(launch, count, [&](uint64_t i) {
@@ -440,7 +440,7 @@ SHARD_KERNEL(shard_adafactor_scales, AdafactorArgs) {
 SHARD_KERNEL(shard_adafactor_squares, AdafactorArgs) {
   const UpdateTensorsArgs& tensors = args.tensors;
   const StepBlock block = *tensors.block;
-  if (block.skipped) return;
+  if (block.drops_updates()) return;
   const AesTable none(false);
   const AdafactorTiles tiles(tensors.range, block, *tensors.block, none);
   ForEachOnWarp(launch, tiles.count(), [&](uint64_t i) {
@@ -457,7 +457,7 @@ SHARD_KERNEL(shard_adafactor_squares, AdafactorArgs) {
 SHARD_KERNEL(shard_adafactor_apply, AdafactorArgs) {
   const UpdateTensorsArgs& tensors = args.tensors;
   const StepBlock block = *tensors.block;
-  if (block.skipped) return;
+  if (block.drops_updates()) return;
   const AesTable table(tensors.range.needs_random);
   const AdafactorTiles tiles(tensors.range, block, *tensors.block, table);
   // Most tiles of a warp are of the parameter of the tile before.

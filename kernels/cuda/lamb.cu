@@ -64,7 +64,7 @@ SHARD_DEVICE void LambApply(const LambTiles& tiles, const ParamTile& at,
 
 SHARD_KERNEL(shard_lamb_moments, UpdateTensorsArgs) {
   const StepBlock block = *args.block;
-  if (block.skipped) return;
+  if (block.drops_updates()) return;
   const AesTable table(false);
   const LambTiles tiles(args.range, block, *args.block, table);
   ForEachOnWarp(launch, tiles.count(), [&](uint64_t i) {
@@ -76,7 +76,7 @@ SHARD_KERNEL(shard_lamb_moments, UpdateTensorsArgs) {
 
 SHARD_KERNEL(shard_lamb_apply, UpdateTensorsArgs) {
   const StepBlock block = *args.block;
-  if (block.skipped) return;
+  if (block.drops_updates()) return;
   const AesTable table(args.range.needs_random);
   const LambTiles tiles(args.range, block, *args.block, table);
   // Most tiles of a warp are of the parameter of the tile before.

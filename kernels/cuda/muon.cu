@@ -42,7 +42,7 @@ template <class Body>
 SHARD_DEVICE void ForEachTile(const MuonArgs& args, const Launch& launch,
                               const AesTable& table, const Body& body) {
   const StepBlock block = *args.tensors.block;
-  if (block.skipped) return;
+  if (block.drops_updates()) return;
   const MuonTiles tiles(args.tensors.range, block, *args.tensors.block, table);
   ForEachOnWarp(launch, tiles.count(), [&](uint64_t i) {
     const ParamTile at = tiles.TileAt(i);

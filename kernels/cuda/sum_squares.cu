@@ -8,7 +8,7 @@
 namespace shard::cuda {
 
 SHARD_KERNEL(shard_sum_squares, UpdateTensorsArgs) {
-  if (args.block->skipped) return;
+  if (args.block->drops_updates()) return;
   ForEachOnWarp(launch, args.squares.num_groups, [&](uint64_t group) {
     SumGroup(args, static_cast<uint32_t>(group));
   });

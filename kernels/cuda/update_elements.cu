@@ -41,7 +41,7 @@ SHARD_DEVICE void UpdateElements(const UpdateElementsArgs& args,
   // A copy in registers: the compiler must assume that stores to tensors change
   // memory.
   const StepBlock block = *args.block;
-  if (block.skipped) return;
+  if (block.drops_updates()) return;
   const AesTable table(args.range.needs_random);
   const ElementTiles<F> tiles(args.range, block, *args.block, table);
   ForEachOnWarp(launch, tiles.count(),

@@ -3,6 +3,7 @@
 // The entry points of the fake driver for memory and copies.
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -84,6 +85,18 @@ CuResult FreeNow(Call* call, const char* symbol, uintptr_t begin, bool pinned) {
   // test would not tell why.
   if (!is_unordered) Release(fake, allocation);
   return call->result();
+}
+
+// Copies memory. The host may write a word that is copied alone meanwhile.
+void MoveBytes(uintptr_t to, uintptr_t from, size_t bytes) {
+  constexpr size_t kWord = sizeof(uint32_t);
+  if (bytes == kWord && to % kWord == 0 && from % kWord == 0) {
+    const auto* const word = reinterpret_cast<const uint32_t*>(from);
+    *reinterpret_cast<uint32_t*>(to) = __atomic_load_n(word, __ATOMIC_SEQ_CST);
+    return;
+  }
+  std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from),
+               bytes);
 }
 
 void CountCopy(Fake* fake, const Allocation* to, const Allocation* from,
@@ -274,10 +287,8 @@ CuResult cuMemcpyAsync(CuPointer to, CuPointer from, size_t bytes,
       *result = CuResult::kInvalidValue;
       return;
     }
-    const auto operation = fake->scheduler.Enqueue(on, name, [to, from, bytes] {
-      std::memmove(reinterpret_cast<void*>(to),
-                   reinterpret_cast<const void*>(from), bytes);
-    });
+    const auto operation = fake->scheduler.Enqueue(
+        on, name, [to, from, bytes] { MoveBytes(to, from, bytes); });
     if (source != nullptr) {
       fake->memory.Check(source, Use::kRead, from, from + bytes,
                          operation->actor, operation->clock, &fake->violations);

@@ -279,7 +279,9 @@ void CudaStream::Call(std::string_view what, std::function<Status()> work) {
       return Status();
     });
     if (!waited.ok()) return core->InContext("wait for a call", waited);
-    return done ? work() : Cancelled("stream '", core->name(), "' was ended");
+    if (!done) return Cancelled("stream '", core->name(), "' was ended");
+    // The device may have come here without what the work uses.
+    return core->is_poisoned() ? core->status() : work();
   };
   if (core_->turn() == WorkQueue::Turn::kNever) return;
   if (core_->is_captured()) {

@@ -89,6 +89,8 @@ void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {
   }
   wait([&] { return compute_->Synchronize(deadline); });
   host_->Settle(deadline);
+  // The end of collectives is no end of what waits for them.
+  stepper_->DropUpdates();
 }
 
 Status EngineRuntime::Connect(Communicator* comm, Device* device,

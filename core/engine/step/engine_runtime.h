@@ -74,7 +74,7 @@ class EngineRuntime {
   Status Synchronize(const Deadline& deadline) const;
   // Waits until the streams, the host's too, have run all work they were given,
   // which a failed call may have left them: before any component is destroyed.
-  // Local. Errors are dropped.
+  // Work that goes on all the same updates nothing. Local. Errors are dropped.
   void WaitForStreams(const Deadline& deadline) const noexcept;
 
  private:

@@ -42,6 +42,8 @@ Stepper::Stepper(const Dependencies& deps, UpdateList list, StepLatch latch,
       sums_(std::move(sums)),
       parts_(deps.plan->units().size()),
       updated_(deps.plan->units().size()) {
+  on_failure_ =
+      deps_.collectives->OnFailure([this](const Status&) { latch_.Poison(); });
   const std::vector<EngineBuffer>& buffers = deps.memory->buffers();
   size_t range = 0;
   for (size_t b = 0; b < buffers.size(); ++b) {
@@ -181,6 +183,9 @@ Status Stepper::EnqueueUpdates(const std::vector<Event>& events,
                                const Deadline& deadline, StepReport* report) {
   update_bytes_ = 0;
   const size_t units = parts_.size();
+  // After a norm all gradients are there, and so the step is done as a whole.
+  const bool has_norm = latch_.host_block().has_norm;
+  if (has_norm) CheckGradients(deps_.compute);
   for (size_t i = 0; i < units; ++i) {
     // Units are updated in the order in which they are reduced, from the last;
     // with overlap, in the order in which the next forward pass will use them.
@@ -203,6 +208,7 @@ Status Stepper::EnqueueUpdates(const std::vector<Event>& events,
         Span updating(deps_.comm->observer(), EventId::kUpdate, {.unit = unit},
                       &report->seconds_update);
         const uint64_t bytes = BytesOf(part, nullptr);
+        if (!has_norm) CheckGradients(deps_.compute);
         deps_.compute->Update(list_, part.range, latch_.blocks(), nullptr);
         updating.set_bytes(bytes);
         update_bytes_ += bytes;
@@ -230,6 +236,12 @@ void Stepper::Latch(const StepInput& input, const Deadline& deadline) {
   latch_.Latch(input);
   latched_ = latch_.Upload(deps_.compute);
   latch_deadline_ = deadline;
+}
+
+void Stepper::CheckGradients(Stream* stream) const {
+  // Offloaded updates are work of a stream that fails itself.
+  if (on_failure_ == nullptr || deps_.updates != nullptr) return;
+  latch_.UploadPoison(stream);
 }
 
 StepForm Stepper::LatchReplay(const StepInput& input) {
@@ -302,6 +314,7 @@ Status Stepper::UpdateEagerly(
       {.unit = unit, .bytes = static_cast<int64_t>(bytes)}, to,
       [&](Stream* updating) {
         updating->Wait(latched_, latch_deadline_);
+        CheckGradients(updating);
         for (size_t i = 0; i < parts.size(); ++i) {
           updating->Update(list_, parts[i].range, latch_.blocks(),
                            in_place == nullptr ? nullptr : &given[i]);

@@ -155,6 +155,13 @@ class Stepper {
                        const std::vector<std::vector<const void*>>* in_place,
                        Stream* stream);
 
+  // Makes updates that a device has yet to come to write nothing, where work of
+  // collectives may be ended from outside of it, as it is after their failure.
+  // Any thread.
+  void DropUpdates() {
+    if (on_failure_ != nullptr) latch_.Poison();
+  }
+
  private:
   // This rank's part of a trainable buffer.
   struct Part {
@@ -167,6 +174,9 @@ class Stepper {
 
   // Gives kernels the values of the step.
   void Latch(const StepInput& input, const Deadline& deadline);
+  // Makes the updates that a stream is given from here on write nothing where
+  // the gradients did not come. REQUIRES: the stream comes here after these.
+  void CheckGradients(Stream* stream) const;
   // Enqueues a pass over the gradients, the gathering of the ranks' sums, and
   // what follows from them. COLLECTIVE.
   Status EnqueueNorm(NormPass pass, StepReport* report);
@@ -208,6 +218,10 @@ class Stepper {
   // ranks meet there.
   std::vector<bool> updated_;  // By unit.
   uint64_t eager_bytes_ = 0;
+
+  // The registration of the handler that drops updates; null: collectives are
+  // never ended from outside of the device.
+  std::shared_ptr<void> on_failure_;
 };
 
 }  // namespace shard

@@ -3,6 +3,7 @@
 #include "core/engine/step/step_latch.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <limits>
 #include <new>
@@ -80,6 +81,7 @@ void StepLatch::Latch(const StepInput& input) {
 
 Event StepLatch::Upload(Stream* stream) const {
   if (!copies_) return Event();
+  constexpr size_t kLatched = offsetof(StepBlock, gradient_scale);
   std::byte* const to = device_memory_.data();
   const std::byte* const from = memory_.data();
   const auto offset = [&](const void* address) {
@@ -88,10 +90,10 @@ Event StepLatch::Upload(Stream* stream) const {
   const size_t rows_end = offset(rows_ + made_rows_);
   if (host_block().has_param_rows()) {
     const size_t begin = offset(param_rows_);
-    stream->Fill(
-        {{to, from, rows_end}, {to + begin, from + begin, mark_at_ - begin}});
+    stream->Fill({{to + kLatched, from + kLatched, rows_end - kLatched},
+                  {to + begin, from + begin, mark_at_ - begin}});
   } else {
-    stream->Copy(to, from, rows_end);
+    stream->Copy(to + kLatched, from + kLatched, rows_end - kLatched);
   }
   return stream->Record();
 }
@@ -107,6 +109,16 @@ void StepLatch::DownloadMark(Stream* stream) const {
   if (!copies_) return;
   stream->Copy(memory_.data() + mark_at_, device_memory_.data() + mark_at_,
                sizeof(uint64_t));
+}
+
+void StepLatch::Poison() {
+  auto* const block = reinterpret_cast<StepBlock*>(memory_.data());
+  std::atomic_ref(block->poisoned).store(1);
+}
+
+void StepLatch::UploadPoison(Stream* stream) const {
+  stream->Copy(&kernels_block()->poisoned, &host_block().poisoned,
+               sizeof(StepBlock::poisoned));
 }
 
 void StepLatch::MakeRows(const StepInput& input) {

@@ -66,6 +66,15 @@ class StepLatch {
   Event Upload(Stream* stream) const;
   void Download(Stream* stream) const;
 
+  // Makes the updates of a GPU write nothing that come, in the order of its
+  // streams, after an UploadPoison that runs after this. Any thread, for good.
+  // REQUIRES: kernels have a block of their own.
+  void Poison();
+  // Tells the kernels' block whether Poison was called when the stream comes to
+  // it. What they read does not change from there to the next such copy: an
+  // update is made as a whole or not at all.
+  void UploadPoison(Stream* stream) const;
+
   // For a step in a graph: Mark marks the host's block, and what DownloadMark
   // gives a stream takes the mark away. So IsMarked tells whether the graph has
   // run since.

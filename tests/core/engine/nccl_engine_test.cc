@@ -23,6 +23,7 @@
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/thread_ranks.h"
+#include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"
 #include "tests/fake_nccl/fake_nccl_fixture.h"
 
@@ -142,6 +143,87 @@ TEST(NcclEngineTest, AnEngineSaysHowTensorsMove) {
                           R"("sum_order":"ranks"})");
         },
         30, "direct=0");
+  }
+}
+
+// What one rank made is ended, and the others do not wait for more.
+TEST(NcclEngineTest, AnEngineIsMadeAfterOneThatFailed) {
+  const FakeNccl fake(TwoGpus());
+  const auto plan = MakePlan(FormOf(1));
+  testing::fake_nccl::FailCall("ncclCommInitRankConfig", 2,
+                               testing::fake_nccl::Result::kSystemError);
+  RunThreadRanks(
+      2,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        EXPECT_FALSE(MakeEngineOn("cuda", plan, comm).ok());
+      },
+      30, "direct=0");
+  RunThreadRanks(
+      2,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        const auto engine = MakeEngineOn("cuda", plan, comm);
+        ASSERT_OK(engine);
+        ASSERT_OK(Fill(engine->get()));
+        ASSERT_OK(TrainOneStep(engine->get(), 1));
+        ASSERT_OK((*engine)->Synchronize(0));
+      },
+      30, "direct=0");
+}
+
+// Trains two ranks, and from step 3 on a parameter that was frozen and is
+// larger than all others. Returns the parameters of rank 0.
+std::vector<std::vector<float>> TrainMore(const std::string& device) {
+  UnitTraining training;
+  training.model = std::make_shared<Model>("Net");
+  ParamId frozen = 0;
+  for (const int64_t rows : {20, 200}) {
+    const ModuleId block =
+        *training.model->AddModule(kRootModule, StrCat("block", rows), "Block");
+    frozen =
+        *training.model->AddParam(block, "weight", DType::kF32, {rows, 60});
+  }
+  EXPECT_OK(training.model->SetTrainable(frozen, false));
+  training.wrap = "class?names=Block";
+  training.plan.world_size = 2;
+  training.plan.stage = 1;
+  const auto plan = PlanOf(training);
+  EXPECT_OK(plan);
+  std::vector<std::vector<float>> result;
+  RunThreadRanks(
+      2,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        const auto engine = MakeEngineOn(device, *plan, comm);
+        ASSERT_OK(engine);
+        UnitTrainer trainer(training, engine->get());
+        trainer.Fill();
+        for (int step = 1; step <= 4; ++step) {
+          if (step == 3) {
+            ASSERT_OK((*engine)->SetTrainable(std::vector{frozen}, true, 0));
+          }
+          trainer.Forward();
+          trainer.Backward(step, true);
+          StepReport report;
+          ASSERT_OK(trainer.Step(&report));
+          ASSERT_OK((*engine)->ZeroGrad());
+        }
+        auto read = trainer.Read();
+        if (comm->rank() == 0) result = std::move(read);
+      },
+      30, "direct=0");
+  return result;
+}
+
+// Communicators are made anew, with memory for larger blocks.
+TEST(NcclEngineTest, ReductionsGrowWithThePlan) {
+  const FakeNccl fake(TwoGpus());
+  const auto on_gpus = TrainMore("cuda");
+  EXPECT_EQ(testing::fake_nccl::Count().Calls("ncclCommInitRankConfig"), 4u);
+  const auto on_cpus = TrainMore("cpu");
+  ASSERT_EQ(on_gpus.size(), 2u);
+  ASSERT_EQ(on_cpus.size(), 2u);
+  // As above.
+  if (SHARD_TESTS_THREAD_SANITIZER == 0) {
+    EXPECT_TRUE(on_gpus == on_cpus);
   }
 }
 

@@ -195,11 +195,15 @@ TEST_P(UpdateElementsTest, ReadsMoreSourcesThanAnArgumentHas) {
   actual.ExpectEqual(expected);
 }
 
-TEST_P(UpdateElementsTest, ASkippedStepWritesNothing) {
+TEST_P(UpdateElementsTest, AStepThatIsSkippedOrPoisonedWritesNothing) {
   Block latched(GetParam(), 1);
   latched.block.skipped = true;
   const Range before(GetParam(), {}, Aligned(), 1, 3);
   const Range actual(before);
+  UpdateAsGpu(GetParam(), latched.block, actual);
+  actual.ExpectEqual(before);
+  latched.block.skipped = false;
+  latched.block.poisoned = 1;
   UpdateAsGpu(GetParam(), latched.block, actual);
   actual.ExpectEqual(before);
 }

@@ -254,11 +254,15 @@ TEST_P(UpdateTensorsTest, ReadsMoreSourcesThanAnArgumentHas) {
   Step(Block(GetParam(), 1).block, Range(GetParam(), {}, Aligned(), 40, 5));
 }
 
-TEST_P(UpdateTensorsTest, ASkippedStepWritesNothing) {
+TEST_P(UpdateTensorsTest, AStepThatIsSkippedOrPoisonedWritesNothing) {
   Block latched(GetParam(), 1);
   latched.block.skipped = true;
   const Range before(GetParam(), {}, Aligned(), 1, 3);
   const Range actual(before);
+  UpdateAsGpu(GetParam(), latched.block, actual);
+  actual.ExpectEqual(before);
+  latched.block.skipped = false;
+  latched.block.poisoned = 1;
   UpdateAsGpu(GetParam(), latched.block, actual);
   actual.ExpectEqual(before);
 }

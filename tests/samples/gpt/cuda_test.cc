@@ -77,9 +77,8 @@ TEST_F(CudaTest, GoesOnFromACheckpointOnEitherDevice) {
   const auto whole = Losses(ShortLog(
       RunOnFake(Short("--device cuda:0 --save-every 10 --save " + saved))));
   const std::string resume = "--resume " + saved + "/step-000010 ";
-  for (const std::string device :
-       {"--device cuda:0 --rank-threads 2 --stage 3", "--device cuda:0",
-        "--device cpu"}) {
+  for (const std::string device : {"--device cuda:0 --rank-threads 2 --stage 3",
+                                   "--device cuda:0", "--device cpu"}) {
     // A validation, 10 steps, and a validation.
     const auto rest = Losses(Log(RunOnFake(Short(resume + device)), 12));
     ASSERT_EQ(rest.size(), 12u);
