@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "core/base/dtype.h"
@@ -161,10 +162,12 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
         shared->notices->Check(work.number, deadline.value_or(never));
     if (!late.ok()) return late.WithContext(StrCat("NCCL, '", work.tag, "'"));
     SHARD_RETURN_IF_ERROR(shared->comms->AsyncError());
-    const Status after = shared->notices->Check(work.number + 1, never);
-    if (after.code() != StatusCode::kRankLost) return Status();
+    // A rank that is gone may have announced later ones before.
+    const Status lost =
+        shared->notices->Check(std::numeric_limits<uint64_t>::max(), never);
+    if (lost.code() != StatusCode::kRankLost) return Status();
     if (!gone) gone = Deadline::After(kGoneSeconds);
-    return gone->Expired() ? after : Status();
+    return gone->Expired() ? lost : Status();
   };
   while (!work.end.IsDone()) {
     if (shared->queue->IsStopping()) return Status();
