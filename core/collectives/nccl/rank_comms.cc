@@ -71,8 +71,11 @@ StatusOr<std::unique_ptr<RankComms>> RankComms::Open(
     notices->Fail(opened);
     return opened;
   }
-  SHARD_RETURN_IF_ERROR(control->Barrier(kOpen, deadline));
-  return comms;
+  const Status met = control->Barrier(kOpen, deadline);
+  if (met.ok()) return comms;
+  // A rank that has not come here finalizes nothing.
+  comms->Abort();
+  return met;
 }
 
 Status RankComms::OpenAll(const NcclId& id, std::span<const RankSet> sets,
