@@ -36,6 +36,9 @@ class Deadline {
                       : std::chrono::duration_cast<Duration>(at_ - now);
   }
 
+  // Returns the moment `time` later, with the same span for messages.
+  Deadline Later(Duration time) const { return Deadline(at_ + time, seconds_); }
+
   // Returns the span that After() was given, for messages.
   double seconds() const { return seconds_; }
 

@@ -14,6 +14,7 @@
 #ifndef SHARD_CORE_DEVICE_EVENT_H_
 #define SHARD_CORE_DEVICE_EVENT_H_
 
+#include <chrono>
 #include <memory>
 #include <utility>
 
@@ -56,6 +57,13 @@ class Event {
   Status status_;
   std::shared_ptr<const EventState> state_;
 };
+
+// Returns when a stream gives up a wait for an event: half a second after the
+// deadline. The work before the event often has that deadline, too, and an
+// error that says more, such as which rank is late.
+inline Deadline EndOfWait(const Deadline& deadline) {
+  return deadline.Later(std::chrono::milliseconds(500));
+}
 
 }  // namespace shard
 

@@ -146,9 +146,9 @@ class Stream {
   virtual Event Record() = 0;
 
   // Makes all work that is enqueued later run after `event`. When the event is
-  // not done by the deadline, the stream fails where the device can tell; where
-  // it cannot, Synchronize fails. REQUIRES: an event of a stream of this
-  // device.
+  // not done by the deadline (EndOfWait), the stream fails where the device can
+  // tell; where it cannot, Synchronize fails. REQUIRES: an event of a stream of
+  // this device.
   virtual void Wait(const Event& event, const Deadline& deadline) = 0;
 
   // Blocks the calling thread until all that was enqueued has run, and returns

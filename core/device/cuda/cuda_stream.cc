@@ -344,7 +344,7 @@ void CudaStream::Wait(const Event& event, const Deadline& deadline) {
     });
     return;
   }
-  Status status = awaited->given().Synchronize(deadline);
+  Status status = awaited->given().Synchronize(EndOfWait(deadline));
   if (status.ok()) status = awaited->MakeWait(*core_);
   if (!status.ok()) core_->Fail(status);
 }

@@ -236,9 +236,9 @@ void WorkQueue::PushWait(const Event& event, const Deadline& deadline) {
   const std::string what =
       point == nullptr ? "wait" : StrCat("wait for '", point->name(), "'");
   // The state outlives its thread.
-  Push(what, [event, deadline, point, state = state_.get()] {
-    return point == nullptr ? event.Synchronize(deadline)
-                            : point->SynchronizeUnless(state, deadline);
+  Push(what, [event, end = EndOfWait(deadline), point, state = state_.get()] {
+    return point == nullptr ? event.Synchronize(end)
+                            : point->SynchronizeUnless(state, end);
   });
 }
 
