@@ -70,6 +70,11 @@ void SwapAt(uint64_t launch, const Target& target) {
   AddFault({FaultKind::kSwap, target, launch});
 }
 
+void SlowCall(const std::string& symbol, uint64_t call, int polls,
+              const Target& target) {
+  AddFault({FaultKind::kSlow, target, call, Result::kSuccess, symbol, polls});
+}
+
 void Kill(int rank) {
   State* const state = TheState();
   const Lock lock(state->records_mutex);

@@ -44,9 +44,8 @@ Entry::Entry(const char* symbol, const Comm* comm, bool takes_comm, int since)
   if (comm_ != nullptr) {
     HangWhile([&] { return state_->Hangs(symbol, *comm_); });
   }
-  Result result = Result::kSuccess;
-  if (state_->Meets(FaultKind::kCall, comm_.get(), symbol, &result)) {
-    Fail(result, record_.symbol + " fails, as the test wants");
+  if (const auto fault = state_->Meets(FaultKind::kCall, comm_.get(), symbol)) {
+    Fail(fault->result, record_.symbol + " fails, as the test wants");
   } else if (takes_comm && comm_ == nullptr) {
     Fail(Result::kInvalidArgument,
          record_.symbol + " : comm argument is NULL or unknown");
@@ -137,8 +136,14 @@ Result Entry::Begin(const std::shared_ptr<Comm>& comm, int polls,
   return Return(comm->is_blocking ? Result::kSuccess : Result::kInProgress);
 }
 
+int Entry::PollsOf(const Comm& comm, int polls) {
+  const auto fault = state_->Meets(FaultKind::kSlow, &comm, symbol_);
+  return fault ? fault->polls : polls;
+}
+
 Result Entry::BeginNow(const std::shared_ptr<Comm>& comm, int polls,
                        const Job& job) {
+  polls = PollsOf(*comm, polls);
   if (comm->is_blocking) return Return(Wait({comm}, {job}));
   Result result = job();
   if (result == Result::kInProgress && polls == 0) result = job();

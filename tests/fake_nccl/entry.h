@@ -48,6 +48,9 @@ class Entry {
   Result Begin(const std::shared_ptr<Comm>& comm, int polls, const Job& job);
   // The same outside of groups.
   Result BeginNow(const std::shared_ptr<Comm>& comm, int polls, const Job& job);
+  // Returns how often the call answers kInProgress: `polls`, unless the test
+  // wants other numbers.
+  int PollsOf(const Comm& comm, int polls);
   // Runs jobs until they end, the deadline passes, or one of the communicators
   // is aborted. Others can call meanwhile.
   Result Wait(const std::vector<std::shared_ptr<Comm>>& comms,

@@ -107,6 +107,11 @@ SHARD_FAKE_NCCL_API void FailAsyncAt(uint64_t collective, Result result,
 // Launches the `launch`-th kernel from now on behind the one after it, as a
 // rank does that calls in another order.
 SHARD_FAKE_NCCL_API void SwapAt(uint64_t launch, const Target& target = {});
+// Makes the `call`-th call of an entry point that may answer ncclInProgress, or
+// of all such, answer it `polls` times instead of as Options say. A group is
+// one call for each communicator.
+SHARD_FAKE_NCCL_API void SlowCall(const std::string& symbol, uint64_t call,
+                                  int polls, const Target& target = {});
 // The rank never arrives from now on: neither at calls that wait for others nor
 // at collectives.
 SHARD_FAKE_NCCL_API void Kill(int rank);

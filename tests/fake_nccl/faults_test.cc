@@ -186,6 +186,24 @@ TEST_F(FaultsTest, AnAbortWaitsForOtherKernelsOfTheDevice) {
   });
 }
 
+TEST_F(FaultsTest, ACallIsInProgressForLong) {
+  SlowCall("ncclAllGather", 2, 5);
+  Run(1, [&](Rank* rank) {
+    Comm* const comm = rank->Init(1, id_);
+    float* const x = rank->Put(std::vector<float>{1});
+    EXPECT_NCCL(Gather(rank, comm, x));
+    EXPECT_EQ(Gather(rank, comm, x), Result::kInProgress);
+    Result result = Result::kSuccess;
+    for (int i = 0; i < 6; ++i) {
+      EXPECT_EQ(Count().launches, 1u);
+      EXPECT_NCCL(ncclCommGetAsyncError(comm, &result));
+      EXPECT_EQ(result, i < 5 ? Result::kInProgress : Result::kSuccess);
+    }
+    EXPECT_EQ(Count().launches, 2u);
+    Rank::Finish(comm);
+  });
+}
+
 // A rank that waits for one that is dead fails in the end.
 TEST_F(FaultsTest, ADeadlineEndsABlockingCall) {
   Options options;

@@ -44,11 +44,10 @@ std::function<fake_cuda::Progress()> BeginKernel(
   State* const state = TheState();
   bool is_stuck = false;
   for (size_t i = 0; i < works.size(); ++i) {
-    Result result = Result::kSuccess;
-    is_stuck |= state->Meets(FaultKind::kStuck, comm.get(), "", &result);
-    if (state->Meets(FaultKind::kAsync, comm.get(), "", &result)) {
+    is_stuck |= state->Meets(FaultKind::kStuck, comm.get()).has_value();
+    if (const auto fault = state->Meets(FaultKind::kAsync, comm.get())) {
       is_stuck = true;
-      comm->async_error = result;
+      comm->async_error = fault->result;
     }
   }
   state->CountLaunch(*comm);
@@ -62,6 +61,7 @@ std::function<fake_cuda::Progress()> BeginKernel(
 Result LaunchWorks(Entry* entry, const std::shared_ptr<Comm>& comm,
                    std::vector<Work> works,
                    const std::vector<cuda::CuStream>& streams, int polls) {
+  polls = entry->PollsOf(*comm, polls);
   fake_cuda::WaitingKernel kernel;
   kernel.name = works.size() == 1 ? works[0].symbol() : "ncclGroup";
   kernel.context = comm->context;
@@ -84,8 +84,7 @@ Result LaunchWorks(Entry* entry, const std::shared_ptr<Comm>& comm,
     return Result::kUnhandledCudaError;
   };
   const Job launch_in_order = [comm, launch] {
-    Result ignored = Result::kSuccess;
-    if (TheState()->Meets(FaultKind::kSwap, comm.get(), "", &ignored)) {
+    if (TheState()->Meets(FaultKind::kSwap, comm.get())) {
       comm->held_launch = launch;
       return Result::kSuccess;
     }

@@ -26,19 +26,17 @@ void State::Add(ViolationKind kind, const std::string& text) {
   violations.push_back({kind, text});
 }
 
-bool State::Meets(FaultKind kind, const Comm* comm, const std::string& symbol,
-                  Result* result) {
+std::optional<Fault> State::Meets(FaultKind kind, const Comm* comm,
+                                  const std::string& symbol) {
   const std::lock_guard<std::mutex> lock(records_mutex);
-  bool meets = false;
+  std::optional<Fault> met;
   for (Fault& it : faults) {
     if (it.kind != kind || it.left == 0) continue;
     if (!it.symbol.empty() && it.symbol != symbol) continue;
     if (comm != nullptr && !comm->Is(it.target)) continue;
-    if (--it.left != 0) continue;
-    meets = true;
-    *result = it.result;
+    if (--it.left == 0) met = it;
   }
-  return meets;
+  return met;
 }
 
 bool State::IsDead(const Comm& comm) {

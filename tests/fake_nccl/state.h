@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -23,24 +24,25 @@
 
 namespace shard::testing::fake_nccl {
 
-enum class FaultKind { kCall, kStuck, kAsync, kSwap };
+enum class FaultKind { kCall, kStuck, kAsync, kSwap, kSlow };
 
 struct Fault {
   FaultKind kind;
   Target target;
   uint64_t left;  // Events until then; 0: it has come.
   Result result = Result::kSuccess;
-  std::string symbol;  // For kCall; "": any.
+  std::string symbol;  // For kCall and kSlow; "": any.
+  int polls = 0;       // For kSlow.
 };
 
 struct State {
   // Finds the communicator of a handle, or null.
   std::shared_ptr<Comm> Find(const Comm* handle);
   void Add(ViolationKind kind, const std::string& text);
-  // Counts an event that faults of a kind are about. Returns whether one comes
-  // with it, and its result.
-  bool Meets(FaultKind kind, const Comm* comm, const std::string& symbol,
-             Result* result);
+  // Counts an event that faults of a kind are about. Returns the fault that
+  // comes with it.
+  std::optional<Fault> Meets(FaultKind kind, const Comm* comm,
+                             const std::string& symbol = "");
   bool IsDead(const Comm& comm);
   // Returns whether a call hangs.
   bool Hangs(const std::string& symbol, const Comm& comm);
