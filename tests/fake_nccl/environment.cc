@@ -12,6 +12,7 @@
 //   SHARD_FAKE_NCCL_SWAP=LAUNCH                   as SwapAt
 //   SHARD_FAKE_NCCL_KILL=RANK,...                 as Kill
 //   SHARD_FAKE_NCCL_DEADLINE=MILLISECONDS
+//   SHARD_FAKE_NCCL_RANK_ORDER=1  as Options::sums_in_rank_order
 //   SHARD_FAKE_NCCL_STRICT=1    The process fails at its end where there are
 //                               violations, or something is alive.
 //   SHARD_FAKE_NCCL_COUNTS=FILE Written at the end: "SYMBOL CALLS BYTES", a
@@ -64,6 +65,8 @@ void ReadOptions(Options* options) {
   for (const auto& it : Items("SHARD_FAKE_NCCL_DEADLINE")) {
     options->deadline = std::chrono::milliseconds(std::stoi(it.at(0)));
   }
+  options->sums_in_rank_order =
+      std::getenv("SHARD_FAKE_NCCL_RANK_ORDER") != nullptr;
   Polls* const polls = &options->polls;
   for (const auto& it : Items("SHARD_FAKE_NCCL_POLLS")) {
     const std::string& name = it.at(0);

@@ -71,6 +71,9 @@ struct Options {
   Polls polls;
   // Elements of a block that are summed in one order of ranks.
   size_t slice_elements = 512;
+  // Sums begin with rank 0, s = 0: for tests that compare bits with sums in the
+  // order of ranks, and so see all but the order.
+  bool sums_in_rank_order = false;
   // A call that waits for other ranks longer fails, so that a test ends.
   std::chrono::milliseconds deadline{60000};
   // The least time of a call on a communicator, so that two at once are seen.

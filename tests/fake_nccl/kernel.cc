@@ -19,11 +19,12 @@ constexpr size_t kPartBytes = Channel::kCapacity / 4;
 }  // namespace
 
 Kernel::Kernel(std::shared_ptr<Comm> comm, uint64_t number,
-               std::vector<Work> works, size_t slice_elements, bool is_stuck)
+               std::vector<Work> works, const Options& options, bool is_stuck)
     : comm_(std::move(comm)),
       number_(number),
       works_(std::move(works)),
-      slice_elements_(slice_elements),
+      slice_elements_(options.slice_elements),
+      sums_in_rank_order_(options.sums_in_rank_order),
       is_stuck_(is_stuck) {
   for (const Work& work : works_) Add(work);
 }
@@ -227,7 +228,9 @@ bool Kernel::SumPart(Receiving* receiving) {
     }
   }
   const int first =
-      FirstRank(receiving->block, element, slice_elements_, comm_->size);
+      sums_in_rank_order_
+          ? 0
+          : FirstRank(receiving->block, element, slice_elements_, comm_->size);
   std::vector<std::byte> sum(bytes);
   std::vector<std::byte> addends(bytes);
   for (int i = 0; i < comm_->size; ++i) {

@@ -18,6 +18,7 @@
 
 #include "tests/fake_cuda/fake_cuda.h"
 #include "tests/fake_nccl/comm.h"
+#include "tests/fake_nccl/fake_nccl.h"
 #include "tests/fake_nccl/work.h"
 
 namespace shard::testing::fake_nccl {
@@ -27,7 +28,7 @@ class Kernel {
   // `number`: how many kernels of the communicator got a place before.
   // `is_stuck`: it never ends.
   Kernel(std::shared_ptr<Comm> comm, uint64_t number, std::vector<Work> works,
-         size_t slice_elements, bool is_stuck);
+         const Options& options, bool is_stuck);
 
   // One attempt. Called by one thread at a time.
   fake_cuda::Progress Attempt();
@@ -93,6 +94,7 @@ class Kernel {
   const uint64_t number_;
   const std::vector<Work> works_;
   const size_t slice_elements_;
+  const bool sums_in_rank_order_;
   const bool is_stuck_;
   bool is_begun_ = false;
   bool is_mismatched_ = false;

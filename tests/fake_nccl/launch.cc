@@ -40,7 +40,7 @@ std::vector<fake_cuda::Access> AccessesOf(const std::vector<Work>& works,
 // Gives a kernel its place: called by the driver, for each replay of a graph.
 std::function<fake_cuda::Progress()> BeginKernel(
     const std::shared_ptr<Comm>& comm, const std::vector<Work>& works,
-    size_t slice_elements) {
+    const Options& options) {
   State* const state = TheState();
   bool is_stuck = false;
   for (size_t i = 0; i < works.size(); ++i) {
@@ -51,8 +51,8 @@ std::function<fake_cuda::Progress()> BeginKernel(
     }
   }
   state->CountLaunch(*comm);
-  const auto kernel = std::make_shared<Kernel>(comm, comm->begun++, works,
-                                               slice_elements, is_stuck);
+  const auto kernel =
+      std::make_shared<Kernel>(comm, comm->begun++, works, options, is_stuck);
   return [kernel] { return kernel->Attempt(); };
 }
 
@@ -72,9 +72,8 @@ Result LaunchWorks(Entry* entry, const std::shared_ptr<Comm>& comm,
     }
   }
   kernel.accesses = AccessesOf(works, *comm);
-  const size_t slice_elements = entry->options().slice_elements;
-  kernel.begin = [comm, works = std::move(works), slice_elements] {
-    return BeginKernel(comm, works, slice_elements);
+  kernel.begin = [comm, works = std::move(works), options = entry->options()] {
+    return BeginKernel(comm, works, options);
   };
   const Job launch = [kernel] {
     if (fake_cuda::LaunchWaiting(kernel) == cuda::CuResult::kSuccess) {
