@@ -84,7 +84,9 @@ struct SumBlocksArgs {
   int32_t ranks;
   DType dtype;
   DType recv_dtype;
-  bool add;
+  // 0 or 1. Behind one byte there would be padding, with bytes that a search
+  // for pointers in arguments, as that of the driver's fake, takes for one.
+  int32_t add;
   uint64_t count;
   void* recv;
 };
