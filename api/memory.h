@@ -8,6 +8,7 @@
 
 #include "api/options.h"
 #include "core/base/status.h"
+#include "core/base/transport.h"
 #include "core/collectives/collectives.h"
 #include "core/comm/control_bytes.h"
 #include "core/device/device.h"
@@ -19,19 +20,20 @@ namespace shard::api {
 
 // Where the ranks of an engine are.
 struct Placement {
-  int world_size;
   int ranks_per_host;
   bool shares_memory;   // The host's communicator does: Communicator::direct().
   bool shares_tensors;  // As Engine::SharesTensors.
   DeviceId::Kind device;
   std::optional<Offload> offload = std::nullopt;
+  Transport transport = Transport::kStaged;
 };
 
-// Writes predicted or measured memory. `report` is that of one rank. A CPU's
-// memory is the host's, so nothing is counted as the device's own. REQUIRES:
-// ClearResult succeeded.
-inline void WriteMemory(const MemoryReport& report, const Placement& placement,
-                        shard_memory* memory) {
+// Writes predicted or measured memory. `report` and `collectives` are those of
+// one rank. A CPU's memory is the host's, so nothing is counted as the device's
+// own, and its collectives have none. REQUIRES: ClearResult succeeded.
+inline void WriteMemory(const MemoryReport& report,
+                        const CollectivesMemory& collectives,
+                        const Placement& placement, shard_memory* memory) {
   const int ranks = placement.ranks_per_host;
   shard_memory result = SHARD_MEMORY_INIT;
   result.param_bytes = report.param_bytes;
@@ -42,10 +44,11 @@ inline void WriteMemory(const MemoryReport& report, const Placement& placement,
   if (placement.device == DeviceId::Kind::kCpu) {
     result.host_bytes = report.HostTotal(ranks, placement.shares_tensors);
   } else {
-    const MemoryReport pinned = {
-        .host_tensor_bytes = report.PinnedTotal() +
-                             RoundUpToPage(StagingBytes(placement.world_size))};
-    result.device_bytes = report.DeviceTotal();
+    const MemoryReport pinned = {.host_tensor_bytes =
+                                     report.PinnedTotal() +
+                                     RoundUpToPage(collectives.host_bytes)};
+    result.device_bytes =
+        report.DeviceTotal() + RoundUpToPage(collectives.device_bytes);
     result.host_bytes = pinned.HostTotal(ranks, false);
     result.pinned_bytes = result.host_bytes;
   }

@@ -19,6 +19,7 @@
 #include "core/base/host_array.h"
 #include "core/base/strings.h"
 #include "core/device/device.h"
+#include "core/engine/transfer/collectives_memory.h"
 #include "core/flat/check_matches_model.h"
 #include "core/optim/groups.h"
 
@@ -137,12 +138,12 @@ shard::StatusOr<Placement> ToPlacement(const shard::Plan& plan,
   SHARD_ASSIGN_OR_RETURN(const bool separate,
                          ReadFlag("separate_memory", read.separate_memory));
   Placement placement;
-  placement.world_size = ranks;
   SHARD_ASSIGN_OR_RETURN(
       const shard::DeviceChoice device,
       shard::ReadDeviceSpec(read.device == nullptr ? "" : read.device));
   placement.device = device.kind;
   placement.offload = device.offload;
+  placement.transport = device.transport;
   placement.ranks_per_host =
       read.ranks_per_host == 0 ? ranks : read.ranks_per_host;
   placement.shares_memory = placement.ranks_per_host == ranks && !separate;
@@ -256,7 +257,7 @@ shard_error* shard_plan_memory(const shard_plan* plan,
     shard::api::WriteMemory(
         plan->plan->Memory(read.shares_tensors,
                            read.offload ? &*read.offload : nullptr),
-        read, memory);
+        shard::CollectivesMemoryOf(*plan->plan, read.transport), read, memory);
     return Status();
   });
 }

@@ -35,6 +35,7 @@
 #define SHARD_CORE_COLLECTIVES_COLLECTIVES_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -56,20 +57,35 @@ namespace shard {
 // The order in which a ReduceScatter adds.
 enum class SumOrder {
   kRankOrder,  // In fp32, in the order of ranks: bits depend on nothing else.
-  kLibrary,    // A library's own, which depends on its version and on sizes.
+  // A library's own, which depends on its version, on the machines and on the
+  // numbers of ranks and elements.
+  kLibrary,
+};
+
+// The memory that the collectives of one rank allocate.
+struct CollectivesMemory {
+  uint64_t device_bytes = 0;  // Of Device::Allocate.
+  uint64_t host_bytes = 0;    // Of Device::AllocateHost.
 };
 
 class Collectives {
  public:
   virtual ~Collectives() = default;
 
-  virtual SumOrder order() const = 0;
+  // Returns the order in which elements of a dtype are added that become sums
+  // of the same dtype, where all ranks have something to add
+  // (ReduceScatterArgs::all_send). All other sums are in the order of ranks.
+  virtual SumOrder order(DType /*dtype*/) const { return SumOrder::kRankOrder; }
+
+  virtual CollectivesMemory memory() const { return {}; }
 
   // Returns the name of what moves tensors: "nccl 2.28.9".
   virtual std::string transport() const = 0;
 
   // Enqueue what the methods of those names in Exchange do, for tensors that
   // the stream's kernels reach. A set that was not opened is kInvalidArgument.
+  // A sum in a library's order that is added to (ReduceScatterArgs::add) is
+  // made in this rank's own block of `send`, which it overwrites.
   virtual void ReduceScatter(std::string_view tag, const RankSet& set,
                              const ReduceScatterArgs& args, Stream* stream) = 0;
   virtual void AllGatherBlocks(std::string_view tag, const RankSet& set,
@@ -80,9 +96,12 @@ class Collectives {
 
   // Begin and end a group of collectives on a stream, none of which uses what
   // another one writes: they may run in any order, and a library may run them
-  // as one. Groups do not nest.
-  virtual void BeginGroup(Stream* stream) = 0;
-  virtual void EndGroup(Stream* stream) = 0;
+  // as one. The stream is given nothing else meanwhile, and a collective may be
+  // enqueued only by EndGroup. Groups do not nest, and are the same on all
+  // ranks. DropGroup ends a group without what was not enqueued.
+  virtual void BeginGroup(Stream* /*stream*/) {}
+  virtual void EndGroup(Stream* /*stream*/) {}
+  virtual void DropGroup() noexcept {}
 
   // Has `handler` called, in any thread and while the result lives, when
   // collectives that run on a device are ended from outside of it: with the
@@ -101,20 +120,29 @@ class Collectives {
       std::optional<Deadline> deadline) = 0;
 };
 
-// The time of a group.
+// A group, which is dropped unless End is called: where a call in it fails, the
+// host's call ends the family.
 class CollectiveGroup {
  public:
   CollectiveGroup(Collectives* collectives, Stream* stream)
       : collectives_(collectives), stream_(stream) {
     collectives_->BeginGroup(stream_);
   }
-  ~CollectiveGroup() { collectives_->EndGroup(stream_); }
+  ~CollectiveGroup() {
+    if (!ended_) collectives_->DropGroup();
+  }
   CollectiveGroup(const CollectiveGroup&) = delete;
   CollectiveGroup& operator=(const CollectiveGroup&) = delete;
+
+  void End() {
+    collectives_->EndGroup(stream_);
+    ended_ = true;
+  }
 
  private:
   Collectives* const collectives_;
   Stream* const stream_;
+  bool ended_ = false;
 };
 
 // While it lives, collectives that are enqueued end when the host's call does.
@@ -131,14 +159,28 @@ class CollectiveDeadline {
   const std::optional<Deadline> before_;
 };
 
-// The most that a ReduceScatter needs of memory beside its arguments.
+// The bytes of a device's memory that reductions take beside their arguments,
+// where the device moves tensors by itself and sums are in the order of ranks.
+// Reductions for which it is too small are made in parts.
 struct ReduceMemory {
-  size_t peer_bytes = 0;   // The blocks of the other ranks.
-  size_t block_bytes = 0;  // One block.
+  // The blocks that came from the other ranks, those of a group beside each
+  // other.
+  size_t blocks = 0;
+  size_t zeros = 0;  // The block of a rank that has nothing to add.
+
+  // In `blocks`, those of a reduction begin at a multiple of it.
+  static constexpr size_t kAlignment = 64;
+
+  bool Covers(const ReduceMemory& other) const {
+    return blocks >= other.blocks && zeros >= other.zeros;
+  }
 };
 
 struct CollectivesOptions {
   Transport transport = Transport::kStaged;
+  // kLibrary: a library may add in its own order where it rounds to fp32 or
+  // finer (Collectives::order).
+  SumOrder order = SumOrder::kRankOrder;
   ReduceMemory reduce;
   // Seconds that a collective may take which has no deadline (SetDeadline).
   double timeout = 60;
@@ -155,10 +197,10 @@ size_t StagingBytes(int world_size, const CollectivesOptions& options = {});
 // of `device`. COLLECTIVE. `sets`: those of this rank, in the same order and of
 // the same strides and counts on all ranks. Errors: kInvalidArgument on all
 // ranks for a set that does not divide the world, or that lacks this rank;
-// kDesync where strides, counts or staging memory differ; kResourceExhausted on
-// all ranks. The result does not use `control` and `device` any more, but for
-// the observer of `control`. All that it has enqueued must have run, or been
-// dropped, before it is destroyed.
+// kDesync where strides, counts, the order of sums or memory differ;
+// kResourceExhausted on all ranks. The result does not use `control` and
+// `device` any more, but for the observer of `control`. All that it has
+// enqueued must have run, or been dropped, before it is destroyed.
 StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
     Communicator* control, Device* device, std::span<const RankSet> sets,
     const CollectivesOptions& options, const Deadline& deadline);

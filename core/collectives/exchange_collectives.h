@@ -20,12 +20,6 @@ namespace shard {
 
 class ExchangeCollectives : public Collectives {
  public:
-  SumOrder order() const final { return SumOrder::kRankOrder; }
-
-  // Collectives of a group run one after the other.
-  void BeginGroup(Stream*) final {}
-  void EndGroup(Stream*) final {}
-
   std::optional<Deadline> SetDeadline(std::optional<Deadline> deadline) final {
     return std::exchange(deadline_, deadline);
   }

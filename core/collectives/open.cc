@@ -51,7 +51,10 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
           sink->Add(StrCat("set ", i), "stride", sets[i].stride);
         }
         sink->Add("", "bytes of staging memory", staging_bytes);
-        sink->Add("", "bytes of blocks", options.reduce.peer_bytes);
+        sink->Add("", "bytes of blocks", options.reduce.blocks);
+        sink->Add("", "bytes of zeros", options.reduce.zeros);
+        sink->Add("", "order of sums",
+                  options.order == SumOrder::kLibrary ? "library" : "ranks");
       },
       deadline));
   if (control->world_size() > 1 && options.transport != Transport::kStaged) {

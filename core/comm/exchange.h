@@ -35,6 +35,9 @@ struct ReduceScatterArgs {
   // A block of `count` elements of `dtype` for each rank of the set. Null: this
   // rank has nothing to add, which stands for zeros.
   const void* send = nullptr;
+  // Whether no rank of the world has a null `send`; the same on all ranks.
+  // False: a rank may.
+  bool all_send = false;
   DType dtype = DType::kF32;
   size_t count = 0;
   // `count` elements of `recv_dtype`: this rank's own block in `send`, with

@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "core/base/json_writer.h"
@@ -439,14 +440,20 @@ Status Engine::BeforeReplay(const StatusOr<StepOptions>& options) {
 
 std::string Engine::ToJson() const {
   const Collectives& collectives = runtime_->collectives();
+  const auto& buffers = runtime_->plan()->buffers();
+  const bool library_sums =
+      comm_->world_size() > 1 &&
+      std::any_of(buffers.begin(), buffers.end(), [&](const auto& buffer) {
+        return buffer.trainable &&
+               collectives.order(buffer.grad_dtype) == SumOrder::kLibrary;
+      });
   JsonWriter json;
   json.BeginObject();
   json.Field("device", device_->name());
   json.Field("transport", comm_->world_size() == 1 ? "none"
                           : SharesTensors()        ? "direct"
                                                    : collectives.transport());
-  json.Field("sum_order",
-             collectives.order() == SumOrder::kRankOrder ? "ranks" : "library");
+  json.Field("sum_order", library_sums ? "library" : "ranks");
   json.EndObject();
   return json.text();
 }

@@ -270,6 +270,9 @@ class Engine {
   // Returns the engine's memory, for callers that read or measure all of it.
   const EngineMemory& memory() const { return runtime_->memory(); }
   MemoryReport Memory() const { return memory().Measure(); }
+  CollectivesMemory collectives_memory() const {
+    return runtime_->collectives().memory();
+  }
 
  private:
   static StatusOr<std::unique_ptr<Engine>> Make(

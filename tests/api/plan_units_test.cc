@@ -274,6 +274,20 @@ TEST(PlanUnitsTest, MemoryByPlacement) {
   EXPECT_EQ(on_gpus.host_bytes, on_gpus.pinned_bytes);
   EXPECT_GT(on_gpus.control_bytes, shared.control_bytes);
 
+  // NCCL needs no memory of the host, and of each GPU a block of each other
+  // rank and one of zeros.
+  gpus.device = "cuda:0?collectives=nccl";
+  shard_memory by_nccl = SHARD_MEMORY_INIT;
+  ASSERT_OK(shard_plan_memory(plan.get(), &gpus, &by_nccl));
+  EXPECT_EQ(by_nccl.pinned_bytes, 0u);
+  EXPECT_EQ(by_nccl.host_bytes, 0u);
+  EXPECT_EQ(by_nccl.device_bytes, on_gpus.device_bytes + kUnit);
+  gpus.device = "cuda:0?collectives=auto";
+  shard_memory by_either = SHARD_MEMORY_INIT;
+  ASSERT_OK(shard_plan_memory(plan.get(), &gpus, &by_either));
+  EXPECT_EQ(by_either.pinned_bytes, on_gpus.pinned_bytes);
+  EXPECT_EQ(by_either.device_bytes, by_nccl.device_bytes);
+
   // Offloaded states are the host's, and so is the memory through which
   // gradients and parameters pass: a thread has two slots, of pages for each.
   gpus.device = "cuda:0?offload=states&offload_threads=1";

@@ -271,9 +271,9 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_device(
  *   "host"    through memory that ranks on a host share, and the network
  *   "staged"  as "host", by copies from and to GPUs
  *   "nccl N"  by NCCL of that version
- * `sum_order` is the order in which gradients are added over ranks: "ranks", in
- * fp32 in the order of ranks, or "library", one that the transport chooses.
- * More keys may come. Local. */
+ * `sum_order` is the order in which gradients are added over ranks: "ranks",
+ * all in fp32 in the order of ranks, or "library", some in one that the
+ * transport chooses. More keys may come. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_json(
     const shard_engine* engine, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;

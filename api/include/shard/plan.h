@@ -157,8 +157,8 @@ typedef struct shard_plan_options {
    * accumulate without communication. */
   int32_t whole_grads;
   /* 1: gradients are summed in rank order and the sums are kept in fp32, so
-   * that no result depends on stage, units, buffer_bytes, prefetch, overlap or
-   * shard_group_size (docs/numerics.md). */
+   * that no result depends on stage, units, buffer_bytes, prefetch, overlap,
+   * shard_group_size or NCCL (docs/numerics.md). */
   int32_t deterministic;
   /* Stage 3: 1 keeps parameters whole, as in stage 2, instead of gathering them
    * again for each pass (reshard_after_forward=False). */
@@ -203,14 +203,19 @@ typedef struct shard_memory {
   uint64_t transient_bytes; /* Per rank: slots of units in use or in flight. */
   /* All of the above and model_buffer_bytes once more, by the memory that holds
    * them: the device's own per rank ("cpu" has none), and the host's per host,
-   * for all its ranks, with what collectives need of it (pinned_bytes). */
+   * for all its ranks. With what collectives need of either: the host's is in
+   * pinned_bytes; the device's, with collectives=nccl, is for the gradients of
+   * other ranks (docs/gpu.md), without the memory that NCCL takes for itself.
+   */
   uint64_t device_bytes;
   uint64_t host_bytes; /* At most UINT64_MAX. */
   /* The page-locked part of host_bytes, for a device with memory of its own:
    * the model's buffers, and 4 MiB per rank through which collectives pass
-   * tensors, or more where the world has more than 65534 ranks. With
-   * offload=states also optimizer states, masters and workspace, and the memory
-   * through which gradients and parameters pass. */
+   * tensors, or more where the world has more than 65534 ranks; none of that
+   * for several ranks with collectives=nccl. With collectives=auto a prediction
+   * has the memory of both, and an engine that of one. With offload=states also
+   * optimizer states, masters and workspace, and the memory through which
+   * gradients and parameters pass. */
   uint64_t pinned_bytes;
   /* Per host, beside host_bytes: the memory through which the host's
    * communicator, the engine's and the engine's exchange of tensors pass

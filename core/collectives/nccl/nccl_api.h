@@ -31,6 +31,8 @@ enum class NcclType : int {
   kBfloat16 = 9,
 };
 
+enum class NcclOp : int { kSum = 0 };
+
 using NcclComm = struct ncclComm*;
 
 struct NcclId {
@@ -63,6 +65,9 @@ struct NcclConfig {
   X(CommAbort, ncclCommAbort, (NcclComm comm))                                 \
   X(CommGetAsyncError, ncclCommGetAsyncError,                                  \
     (NcclComm comm, NcclResult * error))                                       \
+  X(ReduceScatter, ncclReduceScatter,                                          \
+    (const void* send, void* recv, size_t count, NcclType type, NcclOp op,     \
+     NcclComm comm, void* stream))                                             \
   X(AllGather, ncclAllGather,                                                  \
     (const void* send, void* recv, size_t count, NcclType type, NcclComm comm, \
      void* stream))                                                            \

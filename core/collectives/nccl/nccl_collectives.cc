@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/base/dtype.h"
+#include "core/base/rounding.h"
 #include "core/base/strings.h"
 
 namespace shard::nccl {
@@ -39,9 +40,21 @@ Announcement Announce(Announcement::Kind kind, std::string_view tag,
   return announced;
 }
 
+Announcement Announce(Announcement::Kind kind, std::string_view tag,
+                      const RankSet& set, size_t count,
+                      const ReduceScatterArgs& args) {
+  Announcement announced = Announce(kind, tag, set, count);
+  announced.dtype = static_cast<int32_t>(args.dtype);
+  announced.recv_dtype = static_cast<int32_t>(args.recv_dtype);
+  announced.add = args.add ? 1 : 0;
+  announced.block_groups = args.block_groups;
+  return announced;
+}
+
 EventId EventOf(Announcement::Kind kind) {
   switch (kind) {
     case Announcement::Kind::kReduceScatter:
+    case Announcement::Kind::kAllToAll:
       return EventId::kReduceScatter;
     case Announcement::Kind::kAllGather:
       return EventId::kAllGatherBlocks;
@@ -83,49 +96,140 @@ bool NcclCollectives::IsOpened(std::string_view tag, const RankSet& set,
   return false;
 }
 
-bool NcclCollectives::Enqueue(std::string_view tag, const RankSet& set,
-                              const Announcement& announced, size_t bytes,
-                              Stream* stream, NativeCalls calls) {
-  Watchdog* const watchdog = parts_.watchdog.get();
+void NcclCollectives::Add(std::string_view tag, const RankSet& set,
+                          const Announcement& announced, size_t bytes,
+                          Call call, Stream* stream) {
   const Deadline deadline = deadline_.value_or(Deadline::After(parts_.timeout));
-  const Status status = watchdog->Announce(announced, deadline);
+  const Status status = parts_.watchdog->Announce(announced, deadline);
   if (!status.ok()) {
+    launch_ = {};
     stream->Native(tag, [status](void*) { return status; });
-    return false;
+    return;
   }
-  Event begin = stream->Record();
-  stream->Native(
-      tag, [watchdog, comms = parts_.comms, tag, set, calls = std::move(calls),
-            check = watchdog->Checks(deadline_)](void* native) {
-        const Status given = comms->Enqueue(
-            tag, set,
-            [&](const NcclApi& api, NcclComm comm) {
-              return calls(api, comm, native);
-            },
-            check());
-        if (!given.ok()) watchdog->Report(given);
-        return given;
-      });
-  watchdog->Watch(tag, std::move(begin), stream->Record(), deadline_);
+  launch_.tag = tag;
+  launch_.set = set;
+  launch_.calls.push_back(std::move(call));
   parts_.observer->Count(EventOf(announced.kind), bytes);
-  return true;
+  if (!in_group_) Flush(stream);
+}
+
+void NcclCollectives::Flush(Stream* stream) {
+  Launch launch = std::exchange(launch_, {});
+  if (launch.calls.empty()) return;
+  std::vector<BlockSum> sums;
+  for (const Call& call : launch.calls) {
+    if (call.sum) sums.push_back(*call.sum);
+  }
+  Watchdog* const watchdog = parts_.watchdog.get();
+  const std::string_view tag = launch.tag;
+  Event begin = stream->Record();
+  stream->Native(tag,
+                 [watchdog, comms = parts_.comms, launch = std::move(launch),
+                  check = watchdog->Checks(deadline_)](void* native) {
+                   const Status given = comms->Enqueue(
+                       launch.tag, launch.set,
+                       [&](const NcclApi& api, NcclComm comm) {
+                         CallChain chain;
+                         for (const Call& call : launch.calls) {
+                           chain.Add(call.calls(api, comm, native));
+                         }
+                         return chain.result();
+                       },
+                       check());
+                   if (!given.ok()) watchdog->Report(given);
+                   return given;
+                 });
+  watchdog->Watch(tag, std::move(begin), stream->Record(), deadline_);
+  for (const BlockSum& sum : sums) stream->SumBlocks(sum);
+}
+
+void NcclCollectives::EndGroup(Stream* stream) {
+  in_group_ = false;
+  Flush(stream);
+}
+
+void NcclCollectives::DropGroup() noexcept {
+  in_group_ = false;
+  launch_ = {};
 }
 
 void NcclCollectives::ReduceScatter(std::string_view tag, const RankSet& set,
                                     const ReduceScatterArgs& args,
                                     Stream* stream) {
   if (!IsOpened(tag, set, stream)) return;
+  FlushOthers(set, stream);
+  const auto own_number =
+      static_cast<size_t>(args.BlockOf(set.IndexOf(parts_.rank), set.count));
+  void* const own =
+      args.send == nullptr
+          ? nullptr
+          : At(args.send, own_number * args.count * DTypeSize(args.dtype));
+  if (set.count > 1 && args.count > 0 && IsSummedByNccl(args, own)) {
+    SumByNccl(tag, set, args, own, stream);
+    return;
+  }
+  size_t count = 0;
+  for (size_t begin = 0; begin < args.count; begin += count) {
+    count = set.count == 1 ? args.count
+                           : MakeRoom(set, args, args.count - begin, stream);
+    if (count == 0) {
+      stream->Native(tag, [tag](void*) {
+        return InvalidArgument("'", tag,
+                               "': there is no memory for blocks of the other "
+                               "ranks; open collectives with more of it");
+      });
+      return;
+    }
+    SumInOrder(tag, set, args, begin, count, stream);
+  }
+}
+
+bool NcclCollectives::IsSummedByNccl(const ReduceScatterArgs& args,
+                                     const void* own) const {
+  // Blocks of groups are not in the order of ranks, and an old value in the
+  // place of the block would be lost.
+  return order(args.dtype) == SumOrder::kLibrary &&
+         args.dtype == args.recv_dtype && args.all_send &&
+         args.block_groups == 1 && !(args.add && args.recv == own);
+}
+
+void NcclCollectives::SumByNccl(std::string_view tag, const RankSet& set,
+                                const ReduceScatterArgs& args, void* own,
+                                Stream* stream) {
+  Call call;
+  void* const to = args.add ? own : args.recv;
+  call.calls = [send = args.send, to, count = args.count,
+                type = TypeOf(args.dtype)](const NcclApi& api, NcclComm comm,
+                                           void* native) {
+    return api.ReduceScatter(send, to, count, type, NcclOp::kSum, comm, native);
+  };
+  if (args.add) {
+    BlockSum& sum = call.sum.emplace();
+    sum.own = own;
+    sum.dtype = args.dtype;
+    sum.count = args.count;
+    sum.recv = args.recv;
+    sum.recv_dtype = args.recv_dtype;
+    sum.add = true;
+  }
+  const size_t bytes =
+      static_cast<size_t>(set.count - 1) * args.count * DTypeSize(args.dtype);
+  Add(tag, set,
+      Announce(Announcement::Kind::kReduceScatter, tag, set, args.count, args),
+      bytes, std::move(call), stream);
+}
+
+size_t NcclCollectives::MakeRoom(const RankSet& set,
+                                 const ReduceScatterArgs& args, size_t left,
+                                 Stream* stream) {
   const size_t size = DTypeSize(args.dtype);
-  const auto peers = static_cast<size_t>(set.count - 1);
-  size_t most = args.count;
-  if (peers > 0) {
-    most = std::min({most, parts_.blocks.size() / (peers * size),
-                     parts_.zeros.size() / size});
-  }
-  for (size_t begin = 0; begin < args.count; begin += most) {
-    SumInOrder(tag, set, args, begin, std::min(most, args.count - begin),
-               stream);
-  }
+  if (!args.all_send) left = std::min(left, parts_.zeros.size() / size);
+  const size_t each = static_cast<size_t>(set.count - 1) * size;
+  const auto room = [&] {
+    return std::min(left, (parts_.blocks.size() - launch_.blocks) / each);
+  };
+  if (room() < left) Flush(stream);
+  return room();
 }
 
 void NcclCollectives::SumInOrder(std::string_view tag, const RankSet& set,
@@ -138,10 +242,11 @@ void NcclCollectives::SumInOrder(std::string_view tag, const RankSet& set,
     const auto number = static_cast<size_t>(args.BlockOf(index, ranks));
     return At(args.send, (number * args.count + begin) * size);
   };
+  std::byte* const blocks = parts_.blocks.data() + launch_.blocks;
   BlockSum sum;
   sum.own = block(own);
   sum.own_index = own;
-  sum.peers = parts_.blocks.data();
+  sum.peers = blocks;
   sum.ranks = set.count;
   sum.dtype = args.dtype;
   sum.count = count;
@@ -153,30 +258,29 @@ void NcclCollectives::SumInOrder(std::string_view tag, const RankSet& set,
     if (!stays) stream->SumBlocks(sum);
     return;
   }
-  Announcement announced =
-      Announce(Announcement::Kind::kReduceScatter, tag, set, count);
-  announced.dtype = static_cast<int32_t>(args.dtype);
-  announced.recv_dtype = static_cast<int32_t>(args.recv_dtype);
-  announced.add = args.add ? 1 : 0;
-  announced.block_groups = args.block_groups;
-  const auto exchange = [=, this, ranks = set.count, type = TypeOf(args.dtype)](
-                            const NcclApi& api, NcclComm comm, void* native) {
+  Call call;
+  call.sum = sum;
+  call.calls = [=, zeros = parts_.zeros.data(), ranks = set.count,
+                type = TypeOf(args.dtype)](const NcclApi& api, NcclComm comm,
+                                           void* native) {
     CallChain chain;
-    std::byte* to = parts_.blocks.data();
+    std::byte* to = blocks;
     for (int i = 0; i < ranks; ++i) {
       if (i == own) continue;
       const void* const from = block(i);
-      chain.Add(api.Send(from == nullptr ? parts_.zeros.data() : from, count,
-                         type, i, comm, native));
+      chain.Add(api.Send(from == nullptr ? zeros : from, count, type, i, comm,
+                         native));
       chain.Add(api.Recv(to, count, type, i, comm, native));
       to += count * size;
     }
     return chain.result();
   };
   const size_t bytes = static_cast<size_t>(set.count - 1) * count * size;
-  if (Enqueue(tag, set, announced, bytes, stream, exchange)) {
-    stream->SumBlocks(sum);
-  }
+  launch_.blocks =
+      std::min(parts_.blocks.size(),
+               RoundUp(launch_.blocks + bytes, ReduceMemory::kAlignment));
+  Add(tag, set, Announce(Announcement::Kind::kAllToAll, tag, set, count, args),
+      bytes, std::move(call), stream);
 }
 
 void NcclCollectives::AllGatherBlocks(std::string_view tag, const RankSet& set,
@@ -188,12 +292,14 @@ void NcclCollectives::AllGatherBlocks(std::string_view tag, const RankSet& set,
     return;
   }
   if (bytes == 0) return;
-  Enqueue(tag, set, Announce(Announcement::Kind::kAllGather, tag, set, bytes),
-          static_cast<size_t>(set.count - 1) * bytes, stream,
-          [=](const NcclApi& api, NcclComm comm, void* native) {
-            return api.AllGather(send, recv, bytes, NcclType::kInt8, comm,
-                                 native);
-          });
+  FlushOthers(set, stream);
+  Add(tag, set, Announce(Announcement::Kind::kAllGather, tag, set, bytes),
+      static_cast<size_t>(set.count - 1) * bytes,
+      {[=](const NcclApi& api, NcclComm comm, void* native) {
+         return api.AllGather(send, recv, bytes, NcclType::kInt8, comm, native);
+       },
+       std::nullopt},
+      stream);
 }
 
 void NcclCollectives::Broadcast(std::string_view tag, int root, void* data,
@@ -203,11 +309,14 @@ void NcclCollectives::Broadcast(std::string_view tag, int root, void* data,
   Announcement announced =
       Announce(Announcement::Kind::kBroadcast, tag, all, bytes);
   announced.root = root;
-  Enqueue(tag, all, announced, bytes, stream,
-          [=](const NcclApi& api, NcclComm comm, void* native) {
-            return api.Broadcast(data, data, bytes, NcclType::kInt8, root, comm,
-                                 native);
-          });
+  FlushOthers(all, stream);
+  Add(tag, all, announced, bytes,
+      {[=](const NcclApi& api, NcclComm comm, void* native) {
+         return api.Broadcast(data, data, bytes, NcclType::kInt8, root, comm,
+                              native);
+       },
+       std::nullopt},
+      stream);
 }
 
 }  // namespace shard::nccl

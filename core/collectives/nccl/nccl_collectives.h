@@ -2,14 +2,18 @@
 //
 // NcclCollectives: collectives of ranks that have a GPU each, by NCCL.
 //
-//   ReduceScatter     sends and receives of blocks, in one group, and a kernel
-//                     that sums them in the order of ranks
+//   ReduceScatter     ncclReduceScatter, where the order of sums is NCCL's; an
+//                     old value is added by a kernel. Elsewhere an all-to-all:
+//                     sends and receives of blocks, and a kernel that sums them
+//                     in the order of ranks
 //   AllGatherBlocks   ncclAllGather
 //   Broadcast         ncclBroadcast
 //
-// Blocks that came are kept in memory of the device until they are summed: a
-// ReduceScatter for which it is too small is cut into parts. A set of one rank
-// needs no NCCL.
+// Collectives of one set of ranks are one launch of NCCL where they are in a
+// group: its calls come first, and then its kernels. Blocks that came are kept
+// in memory of the device until they are summed: those of a group share it, a
+// group for which it is too small is several launches, and a ReduceScatter for
+// which it is too small is cut into parts. A set of one rank needs no NCCL.
 
 #ifndef SHARD_CORE_COLLECTIVES_NCCL_NCCL_COLLECTIVES_H_
 #define SHARD_CORE_COLLECTIVES_NCCL_NCCL_COLLECTIVES_H_
@@ -27,6 +31,7 @@
 #include "core/collectives/nccl/rank_comms.h"
 #include "core/collectives/nccl/watchdog.h"
 #include "core/device/device.h"
+#include "core/device/stream.h"
 #include "core/observe/observer.h"
 
 namespace shard::nccl {
@@ -37,19 +42,24 @@ class NcclCollectives final : public Collectives {
     std::vector<RankSet> sets;
     std::shared_ptr<RankComms> comms;
     std::unique_ptr<Watchdog> watchdog;
-    // Memory of Device::Allocate: the blocks that came; and zeros, which are
-    // the block of a rank that has nothing to add.
+    // Memory of Device::Allocate, as in ReduceMemory.
     DeviceMemory blocks;
     DeviceMemory zeros;
     Observer* observer;  // Outlives the collectives.
+    SumOrder order;
     double timeout;
     int rank;
   };
 
   explicit NcclCollectives(Parts parts) : parts_(std::move(parts)) {}
 
-  SumOrder order() const override { return SumOrder::kRankOrder; }
   std::string transport() const override;
+  SumOrder order(DType dtype) const override {
+    return dtype == DType::kF32 ? parts_.order : SumOrder::kRankOrder;
+  }
+  CollectivesMemory memory() const override {
+    return {.device_bytes = parts_.blocks.size() + parts_.zeros.size()};
+  }
   void ReduceScatter(std::string_view tag, const RankSet& set,
                      const ReduceScatterArgs& args, Stream* stream) override;
   void AllGatherBlocks(std::string_view tag, const RankSet& set,
@@ -57,8 +67,9 @@ class NcclCollectives final : public Collectives {
                        Stream* stream) override;
   void Broadcast(std::string_view tag, int root, void* data, size_t bytes,
                  Stream* stream) override;
-  void BeginGroup(Stream*) override {}
-  void EndGroup(Stream*) override {}
+  void BeginGroup(Stream*) override { in_group_ = true; }
+  void EndGroup(Stream* stream) override;
+  void DropGroup() noexcept override;
   std::optional<Deadline> SetDeadline(
       std::optional<Deadline> deadline) override {
     return std::exchange(deadline_, deadline);
@@ -71,14 +82,41 @@ class NcclCollectives final : public Collectives {
   using NativeCalls =
       std::function<NcclResult(const NcclApi&, NcclComm, void* stream)>;
 
-  // Enqueues `calls` as the collective that is announced, which sends `bytes`
-  // bytes. Returns false, and fails the stream, where the ranks differ or have
-  // ended.
-  bool Enqueue(std::string_view tag, const RankSet& set,
-               const Announcement& announced, size_t bytes, Stream* stream,
-               NativeCalls calls);
+  // A collective of NCCL, and the kernel that follows it.
+  struct Call {
+    NativeCalls calls;
+    std::optional<BlockSum> sum;
+  };
+  // Collectives that were announced, and are enqueued together.
+  struct Launch {
+    std::string_view tag;  // That of the last.
+    RankSet set;
+    std::vector<Call> calls;
+    size_t blocks = 0;  // The bytes of the blocks in use.
+  };
+
+  // Announces a collective that sends `bytes` bytes, and enqueues it, or lets
+  // it wait for the end of the group. Fails the stream where the ranks differ
+  // or have ended.
+  void Add(std::string_view tag, const RankSet& set,
+           const Announcement& announced, size_t bytes, Call call,
+           Stream* stream);
+  // Enqueues what waits.
+  void Flush(Stream* stream);
+  // Enqueues what waits of another set.
+  void FlushOthers(const RankSet& set, Stream* stream) {
+    if (launch_.set != set) Flush(stream);
+  }
   // Returns whether the set was opened, and fails the stream where it was not.
   bool IsOpened(std::string_view tag, const RankSet& set, Stream* stream) const;
+  // Returns whether NCCL makes the sum. `own`: this rank's block.
+  bool IsSummedByNccl(const ReduceScatterArgs& args, const void* own) const;
+  void SumByNccl(std::string_view tag, const RankSet& set,
+                 const ReduceScatterArgs& args, void* own, Stream* stream);
+  // Makes room among the blocks and zeros. Returns for how many elements of
+  // each block, at most `left`.
+  size_t MakeRoom(const RankSet& set, const ReduceScatterArgs& args,
+                  size_t left, Stream* stream);
   // Exchanges elements [begin, begin + count) of all blocks, and sums them.
   void SumInOrder(std::string_view tag, const RankSet& set,
                   const ReduceScatterArgs& args, size_t begin, size_t count,
@@ -86,6 +124,8 @@ class NcclCollectives final : public Collectives {
 
   const Parts parts_;
   std::optional<Deadline> deadline_;
+  bool in_group_ = false;
+  Launch launch_;
 };
 
 }  // namespace shard::nccl

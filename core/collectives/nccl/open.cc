@@ -132,29 +132,29 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
   parts.comms = std::move(made);
   parts.sets.assign(sets.begin(), sets.end());
   parts.observer = control->observer();
+  parts.order = options.order;
   parts.timeout = options.timeout;
   parts.rank = control->rank();
   const auto finish = [&]() -> Status {
-    // Where no reduction is planned, one still comes through.
-    constexpr size_t kLeast = 4096;
-    const auto peers = static_cast<size_t>(control->world_size() - 1);
-    SHARD_ASSIGN_OR_RETURN(
-        parts.blocks,
-        device->Allocate(std::max(options.reduce.peer_bytes, peers * kLeast),
-                         "gradients of the other ranks"));
-    SHARD_ASSIGN_OR_RETURN(
-        parts.zeros,
-        device->Allocate(std::max(options.reduce.block_bytes, kLeast),
-                         "zeros"));
+    if (options.reduce.blocks > 0) {
+      SHARD_ASSIGN_OR_RETURN(parts.blocks,
+                             device->Allocate(options.reduce.blocks,
+                                              "gradients of the other ranks"));
+      SHARD_ASSIGN_OR_RETURN(parts.zeros,
+                             device->Allocate(options.reduce.zeros, "zeros"));
+    }
     SHARD_ASSIGN_OR_RETURN(
         parts.watchdog, Watchdog::Start(notices, parts.comms, options.timeout));
     return Status();
   };
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(control, kOpen, finish(), deadline));
   if (control->rank() == 0) {
-    control->observer()->Log(EventId::kTransport, "tensors are moved by NCCL ",
-                             version,
-                             ", gradients are summed in the order of ranks");
+    control->observer()->Log(
+        EventId::kTransport, "tensors are moved by NCCL ", version,
+        options.order == SumOrder::kLibrary
+            ? ", f32 gradients are summed by NCCL in its own order, others in "
+              "fp32 in the order of ranks"
+            : ", gradients are summed in the order of ranks");
   }
   return std::shared_ptr<Collectives>(
       std::make_shared<NcclCollectives>(std::move(parts)));

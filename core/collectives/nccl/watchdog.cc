@@ -31,6 +31,8 @@ std::string_view NameOf(Announcement::Kind kind) {
   switch (kind) {
     case Announcement::Kind::kReduceScatter:
       return "a reduce-scatter";
+    case Announcement::Kind::kAllToAll:
+      return "an all-to-all";
     case Announcement::Kind::kAllGather:
       return "an all-gather";
     default:
@@ -44,7 +46,7 @@ std::string Announcement::ToText() const {
   std::string text = StrCat(NameOf(kind), " '",
                             std::string_view(tag, ::strnlen(tag, kTagBytes)),
                             "' of ", count, " ");
-  if (kind == Kind::kReduceScatter) {
+  if (kind == Kind::kReduceScatter || kind == Kind::kAllToAll) {
     StrAppend(&text, DTypeName(static_cast<DType>(dtype)), " to ",
               DTypeName(static_cast<DType>(recv_dtype)),
               add != 0 ? ", added," : "");

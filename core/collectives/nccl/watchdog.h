@@ -39,7 +39,12 @@ namespace shard::nccl {
 // One rank's next collective, as the others see it. Without padding, so that it
 // is compared by its bytes.
 struct Announcement {
-  enum class Kind : int32_t { kReduceScatter, kAllGather, kBroadcast };
+  enum class Kind : int32_t {
+    kReduceScatter,  // Summed by NCCL.
+    kAllToAll,       // Blocks for a sum in the order of ranks.
+    kAllGather,
+    kBroadcast,
+  };
   static constexpr size_t kTagBytes = 48;
 
   Kind kind = Kind::kBroadcast;

@@ -52,6 +52,9 @@ class StagedCollectives final : public ExchangeCollectives {
         staging_(std::move(staging)) {}
 
   std::string transport() const override { return "staged"; }
+  CollectivesMemory memory() const override {
+    return {.host_bytes = staging_.size()};
+  }
   void ReduceScatter(std::string_view tag, const RankSet& set,
                      const ReduceScatterArgs& args, Stream* stream) override;
   void AllGatherBlocks(std::string_view tag, const RankSet& set,

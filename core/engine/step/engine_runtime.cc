@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/engine/transfer/collectives_memory.h"
 #include "core/engine/transfer/plan_sets.h"
 
 namespace shard {
@@ -16,19 +17,17 @@ StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
   std::unique_ptr<EngineRuntime> runtime(new EngineRuntime);
   runtime->plan_ = std::move(plan);
   const PlanSets sets(*runtime->plan_, comm->rank());
-  runtime->reduce_ = sets.Reductions(*runtime->plan_);
+  runtime->reduce_ = ReduceMemoryOf(*runtime->plan_);
   if (before != nullptr) runtime->proposals_ = before->proposals_;
-  // The plans have the same sets of ranks.
-  const bool fits = before != nullptr &&
-                    before->reduce_.peer_bytes >= runtime->reduce_.peer_bytes &&
-                    before->reduce_.block_bytes >= runtime->reduce_.block_bytes;
-  if (fits) {
+  // The plans have the same sets of ranks, and the same order of sums.
+  if (before != nullptr && before->reduce_.Covers(runtime->reduce_)) {
     runtime->collectives_ = before->collectives_;
     runtime->reduce_ = before->reduce_;
   } else {
     SHARD_ASSIGN_OR_RETURN(runtime->collectives_,
                            OpenCollectives(comm, device, sets.ToOpen(),
                                            {.transport = options.transport,
+                                            .order = OrderOf(*runtime->plan_),
                                             .reduce = runtime->reduce_,
                                             .timeout = options.timeout},
                                            deadline));
@@ -112,9 +111,10 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
                          create(StreamKind::kCommunication));
   copies_ = std::make_unique<BoundCopies>(BoundCopies::Dependencies{
       plan_.get(), &*memory_, options.bound, host_, compute_.get()});
-  SHARD_ASSIGN_OR_RETURN(transfers_,
-                         MakeTransfers({plan_.get(), &*memory_, comm,
-                                        collectives_.get(), device}));
+  SHARD_ASSIGN_OR_RETURN(
+      transfers_,
+      MakeTransfers({plan_.get(), &*memory_, comm, collectives_.get(), device,
+                     options.allow_missing}));
   queue_ = std::make_unique<CommQueue>(
       comm, host_, compute_.get(), std::move(communication), options.timeout);
   published_.emplace(plan_->units().size());

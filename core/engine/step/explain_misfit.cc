@@ -14,7 +14,7 @@
 #include "core/base/out_of_memory.h"
 #include "core/base/status.h"
 #include "core/base/strings.h"
-#include "core/collectives/collectives.h"
+#include "core/engine/transfer/collectives_memory.h"
 #include "core/model/model.h"
 #include "core/model/wrap.h"
 #include "core/optim/groups.h"
@@ -425,15 +425,21 @@ MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
                   const Plan* before) {
   MemoryReport memory =
       plan.Memory(placement.shares_tensors, placement.offload);
+  CollectivesMemory collectives;
+  if (placement.has_staging) {
+    collectives = CollectivesMemoryOf(plan, placement.transport);
+  }
   if (before != nullptr) {
     memory.host_tensor_bytes = 0;
-  } else if (placement.has_staging) {
-    memory.host_tensor_bytes +=
-        RoundUpToPage(StagingBytes(plan.options().world_size));
+    collectives.host_bytes = 0;
+    if (ReduceMemoryOf(*before).Covers(ReduceMemoryOf(plan))) {
+      collectives.device_bytes = 0;
+    }
   }
+  memory.host_tensor_bytes += collectives.host_bytes;
   MemoryNeed need;
   if (placement.has_device_memory) {
-    need.device = memory.DeviceTotal();
+    need.device = Sum(memory.DeviceTotal(), collectives.device_bytes);
     memory = {.host_tensor_bytes = memory.PinnedTotal()};
   }
   need.host =

@@ -3,9 +3,9 @@
 #include "core/engine/transfer/collective_transfers.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "core/base/dtype.h"
+#include "core/flat/memory_layout.h"
 
 namespace shard {
 
@@ -17,87 +17,125 @@ CollectiveTransfers::CollectiveTransfers(const Dependencies& deps)
       sets_(plan_, rank_),
       group_size_(sets_.shard_group.count),
       groups_(sets_.replicas.count),
-      two_levels_(groups_ > 1 && !plan_.options().deterministic) {}
+      two_levels_(sets_.ReducesInTwoLevels(plan_)) {}
 
 Status CollectiveTransfers::Reduce(const Proposal& led,
                                    const std::vector<Proposal>& proposals,
                                    bool add, Stream* stream) {
-  const Proposal& mine = proposals[static_cast<size_t>(rank_)];
-  const int32_t depth = plan_.unit(led.unit).depth;
-  // The second level of a buffer uses what the first one writes.
-  std::optional<CollectiveGroup> group;
-  if (!two_levels_) group.emplace(deps_.collectives, stream);
-  for (const SlotPart& part : SlotParts(plan_, led.unit, true)) {
-    const EngineBuffer& buffer = memory_.buffers()[part.buffer];
-    unsigned char* grads = nullptr;
-    if (!plan_.shards_grads()) {
-      grads = buffer.grads[static_cast<size_t>(rank_)];
-    } else if (Contributes(mine, led)) {
-      grads = memory_.GradSlot(rank_, depth, mine.slot) + part.offset;
+  const std::vector<SlotPart> parts = SlotParts(plan_, led.unit, true);
+  // Where ranks may lack gradients they have met, and know all proposals.
+  const bool all_send =
+      !plan_.shards_grads() || !deps_.allow_missing ||
+      std::all_of(proposals.begin(), proposals.end(),
+                  [&](const Proposal& it) { return Contributes(it, led); });
+  unsigned char* slot = nullptr;
+  if (plan_.shards_grads()) {
+    const Proposal& mine = proposals[static_cast<size_t>(rank_)];
+    const int32_t depth = plan_.unit(led.unit).depth;
+    if (Contributes(mine, led)) {
+      slot = memory_.GradSlot(rank_, depth, mine.slot);
+    } else if (all_send) {
+      // This rank has joined, and uses no slot. The others do not know that.
+      slot = memory_.GradSlot(rank_, depth, 0);
+      const SlotPart& last = parts.back();
+      stream->FillZeros(slot,
+                        last.offset + GradBytes(plan_.buffers()[last.buffer]));
     }
-    SHARD_RETURN_IF_ERROR(ReduceBuffer(buffer, grads, add, stream));
   }
-  return Status();
+  std::vector<ReduceScatterArgs> sums;
+  for (const SlotPart& part : parts) {
+    const EngineBuffer& buffer = memory_.buffers()[part.buffer];
+    unsigned char* const grads = !plan_.shards_grads()
+                                     ? buffer.grads[static_cast<size_t>(rank_)]
+                                 : slot == nullptr ? nullptr
+                                                   : slot + part.offset;
+    ReduceScatterArgs sum = SumOf(buffer, grads);
+    sum.all_send = all_send;
+    sum.add = add;
+    if (sum.count > 0) sums.push_back(sum);
+  }
+  return ReduceAll(sums, stream);
 }
 
 Status CollectiveTransfers::ReduceWhole(size_t index, Stream* stream) {
   const EngineBuffer& buffer = memory_.buffers()[index];
-  return ReduceBuffer(buffer, buffer.grads[static_cast<size_t>(rank_)], false,
-                      stream);
+  ReduceScatterArgs sum =
+      SumOf(buffer, buffer.grads[static_cast<size_t>(rank_)]);
+  sum.all_send = true;
+  return sum.count == 0 ? Status() : ReduceAll({&sum, 1}, stream);
 }
 
-Status CollectiveTransfers::ReduceBuffer(const EngineBuffer& buffer,
-                                         unsigned char* grads, bool add,
-                                         Stream* stream) {
+ReduceScatterArgs CollectiveTransfers::SumOf(const EngineBuffer& buffer,
+                                             unsigned char* grads) const {
   const FlatBufferPlan& plan = *buffer.plan;
-  const auto range = static_cast<size_t>(plan.layout.shard_numel());
-  if (range == 0) return Status();
-  const size_t own_begin = static_cast<size_t>(plan_.RangeOf(rank_)) * range;
   ReduceScatterArgs sum;
   sum.send = grads;
   sum.dtype = plan.grad_dtype;
-  sum.count = range;
-  sum.add = add;
+  sum.count = static_cast<size_t>(plan.layout.shard_numel());
   sum.block_groups = groups_;
   if (buffer.sum != nullptr) {
     sum.recv = buffer.sum;
     sum.recv_dtype = plan.sum_dtype;
   } else {
-    sum.recv = grads + own_begin * DTypeSize(plan.grad_dtype);
+    const auto own = static_cast<size_t>(plan_.RangeOf(rank_)) * sum.count;
+    sum.recv = grads + own * DTypeSize(plan.grad_dtype);
     sum.recv_dtype = plan.grad_dtype;
   }
-  if (two_levels_) return ReduceInTwoLevels(sum, grads, stream);
-  deps_.collectives->ReduceScatter(
-      groups_ == 1 ? "reduce gradients" : "reduce gradients in rank order",
-      sets_.all, sum, stream);
+  return sum;
+}
+
+Status CollectiveTransfers::ReduceAll(std::span<const ReduceScatterArgs> sums,
+                                      Stream* stream) {
+  if (two_levels_) {
+    // A rank that has no gradients has room for one sum of its group.
+    const size_t most = sums.empty() || sums[0].all_send ? sums.size() : 1;
+    for (size_t i = 0; i < sums.size(); i += most) {
+      SHARD_RETURN_IF_ERROR(ReduceInTwoLevels(sums.subspan(i, most), stream));
+    }
+    return Status();
+  }
+  CollectiveGroup group(deps_.collectives, stream);
+  for (const ReduceScatterArgs& sum : sums) {
+    deps_.collectives->ReduceScatter(
+        groups_ == 1 ? "reduce gradients" : "reduce gradients in rank order",
+        sets_.all, sum, stream);
+  }
+  group.End();
   return Status();
 }
 
-Status CollectiveTransfers::ReduceInTwoLevels(const ReduceScatterArgs& sum,
-                                              unsigned char* grads,
-                                              Stream* stream) {
-  const size_t held = static_cast<size_t>(groups_) * sum.count;
-  unsigned char* stretch = nullptr;
-  if (grads != nullptr) {
-    stretch = grads + static_cast<size_t>(rank_ % group_size_) * held *
-                          DTypeSize(sum.dtype);
-  } else {
-    SHARD_RETURN_IF_ERROR(MakeLevel());
-    stretch = reinterpret_cast<unsigned char*>(level_.data());
+Status CollectiveTransfers::ReduceInTwoLevels(
+    std::span<const ReduceScatterArgs> sums, Stream* stream) {
+  std::vector<ReduceScatterArgs> between(sums.begin(), sums.end());
+  CollectiveGroup inside_groups(deps_.collectives, stream);
+  for (ReduceScatterArgs& sum : between) {
+    ReduceScatterArgs inside = sum;
+    inside.block_groups = 1;
+    inside.count = static_cast<size_t>(groups_) * sum.count;
+    inside.recv_dtype = sum.dtype;
+    inside.add = false;
+    if (sum.send != nullptr) {
+      const auto place = static_cast<size_t>(rank_ % group_size_);
+      inside.recv =
+          const_cast<std::byte*>(static_cast<const std::byte*>(sum.send) +
+                                 place * inside.count * DTypeSize(sum.dtype));
+    } else {
+      SHARD_RETURN_IF_ERROR(MakeLevel());
+      inside.recv = level_.data();
+    }
+    deps_.collectives->ReduceScatter("reduce gradients in the group",
+                                     sets_.shard_group, inside, stream);
+    sum.send = inside.recv;
+    sum.all_send = true;
+    sum.block_groups = 1;
   }
-  ReduceScatterArgs inside;
-  inside.send = grads;
-  inside.dtype = sum.dtype;
-  inside.count = held;
-  inside.recv = stretch;
-  inside.recv_dtype = sum.dtype;
-  deps_.collectives->ReduceScatter("reduce gradients in the group",
-                                   sets_.shard_group, inside, stream);
-  ReduceScatterArgs between = sum;
-  between.send = stretch;
-  between.block_groups = 1;
-  deps_.collectives->ReduceScatter("reduce gradients between groups",
-                                   sets_.replicas, between, stream);
+  inside_groups.End();
+  CollectiveGroup between_groups(deps_.collectives, stream);
+  for (const ReduceScatterArgs& sum : between) {
+    deps_.collectives->ReduceScatter("reduce gradients between groups",
+                                     sets_.replicas, sum, stream);
+  }
+  between_groups.End();
   return Status();
 }
 
@@ -115,7 +153,7 @@ Status CollectiveTransfers::MakeLevel() {
 
 Status CollectiveTransfers::Gather(int32_t unit, unsigned char* slot,
                                    Stream* stream) {
-  const CollectiveGroup group(deps_.collectives, stream);
+  CollectiveGroup group(deps_.collectives, stream);
   for (const SlotPart& part : SlotParts(plan_, unit, false)) {
     const EngineBuffer& buffer = memory_.buffers()[part.buffer];
     const size_t bytes = DTypeBytes(buffer.plan->dtype, buffer.held_numel);
@@ -124,6 +162,7 @@ Status CollectiveTransfers::Gather(int32_t unit, unsigned char* slot,
                                        buffer.params, bytes, slot + part.offset,
                                        stream);
   }
+  group.End();
   return Status();
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/engine/transfer/plan_sets.h"
@@ -12,8 +13,9 @@
 
 namespace shard {
 
-// Transfers where ranks share no memory: one collective per buffer and level. W
-// ranks, B bytes of a buffer, R = W / S shard groups of S ranks:
+// Transfers where ranks share no memory: one collective per buffer and level,
+// those of a unit in one group. W ranks, B bytes of a buffer, R = W / S shard
+// groups of S ranks:
 //
 //   Reduce   (W - 1) / W B sent per rank; with groups (S - 1) / S B inside one
 //            and then (R - 1) / W B between them; when deterministic not in two
@@ -47,13 +49,15 @@ class CollectiveTransfers final : public Transfers {
   uint64_t PublishBytes(size_t buffer) const override;
 
  private:
-  // Reduces one buffer. `grads`: the buffer's whole gradients of this rank;
-  // null: this rank has none.
-  Status ReduceBuffer(const EngineBuffer& buffer, unsigned char* grads,
-                      bool add, Stream* stream);
+  // Returns the reduction of one buffer in one level. `grads`: the buffer's
+  // whole gradients of this rank; null: this rank has none.
+  ReduceScatterArgs SumOf(const EngineBuffer& buffer,
+                          unsigned char* grads) const;
+  // Reduces buffers, of a unit at most.
+  Status ReduceAll(std::span<const ReduceScatterArgs> sums, Stream* stream);
   // Reduces inside the shard group, the ranges of this rank's replicas too, and
-  // then between groups. `sum`: the reduction in one level.
-  Status ReduceInTwoLevels(const ReduceScatterArgs& sum, unsigned char* grads,
+  // then between groups. One of `sums` where ranks may lack gradients.
+  Status ReduceInTwoLevels(std::span<const ReduceScatterArgs> sums,
                            Stream* stream);
   // Makes room in level_ for any buffer of the plan.
   Status MakeLevel();

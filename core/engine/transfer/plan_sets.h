@@ -3,12 +3,8 @@
 #ifndef SHARD_CORE_ENGINE_TRANSFER_PLAN_SETS_H_
 #define SHARD_CORE_ENGINE_TRANSFER_PLAN_SETS_H_
 
-#include <algorithm>
-#include <cstddef>
 #include <vector>
 
-#include "core/base/dtype.h"
-#include "core/collectives/collectives.h"
 #include "core/comm/rank_set.h"
 #include "core/flat/plan.h"
 
@@ -21,33 +17,25 @@ struct PlanSets {
       : PlanSets(plan.options().world_size, plan.options().shard_group_size,
                  rank) {}
 
+  // A reduction over a set, of blocks of so many ranges (Plan::RangeOf).
+  struct Level {
+    RankSet set;
+    int ranges;
+  };
+
   // Returns those that collectives are opened with, each once.
   std::vector<RankSet> ToOpen() const {
     if (replicas.count == 1) return {all};
     return {all, shard_group, replicas};
   }
 
-  // Returns the memory that reductions of the plan's gradients take.
-  ReduceMemory Reductions(const Plan& plan) const {
-    ReduceMemory memory;
-    for (const FlatBufferPlan& buffer : plan.buffers()) {
-      if (!buffer.trainable) continue;
-      const size_t range =
-          DTypeBytes(buffer.grad_dtype, buffer.layout.shard_numel());
-      const auto add = [&](const RankSet& set, size_t bytes) {
-        if (set.count == 1) return;
-        const auto peers = static_cast<size_t>(set.count - 1);
-        memory.peer_bytes = std::max(memory.peer_bytes, peers * bytes);
-        memory.block_bytes = std::max(memory.block_bytes, bytes);
-      };
-      if (replicas.count == 1 || plan.options().deterministic) {
-        add(all, range);
-      } else {
-        add(shard_group, range * static_cast<size_t>(replicas.count));
-        add(replicas, range);
-      }
-    }
-    return memory;
+  // Returns the levels in which gradients are reduced, one after the other.
+  std::vector<Level> Levels(const Plan& plan) const {
+    if (!ReducesInTwoLevels(plan)) return {{all, 1}};
+    return {{shard_group, replicas.count}, {replicas, 1}};
+  }
+  bool ReducesInTwoLevels(const Plan& plan) const {
+    return replicas.count > 1 && !plan.options().deterministic;
   }
 
   RankSet all;

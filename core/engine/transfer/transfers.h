@@ -45,18 +45,19 @@ class Transfers {
     Communicator* comm;
     Collectives* collectives;  // Of the plan's RankSets.
     Device* device;
+    bool allow_missing;  // Ranks may lack gradients, and meet (Agreement).
   };
 
   virtual ~Transfers() = default;
 
   Collectives* collectives() const { return deps_.collectives; }
 
-  // Sums the gradients of a unit over all ranks, in rank order, into each
-  // rank's range: the range's sum, or this rank's part of its whole gradients.
-  // `led`: a proposal of kReduce, which says which gradients. With `add`, adds
-  // to the sum that is there. `proposals`, by rank, say in which slot the
-  // gradients lie; a rank that came for something else adds nothing. REQUIRES:
-  // gradients are sharded, or memory is not shared.
+  // Sums the gradients of a unit over all ranks, in the order of the
+  // collectives, into each rank's range: the range's sum, or this rank's part
+  // of its whole gradients. `led`: a proposal of kReduce, which says which
+  // gradients. With `add`, adds to the sum that is there. `proposals`, by rank,
+  // say in which slot the gradients lie; a rank that came for something else
+  // adds nothing. REQUIRES: gradients are sharded, or memory is not shared.
   virtual Status Reduce(const Proposal& led,
                         const std::vector<Proposal>& proposals, bool add,
                         Stream* stream) = 0;

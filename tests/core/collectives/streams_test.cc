@@ -103,14 +103,14 @@ TEST_P(StreamsTest, EdgesOrderCollectivesAndKernels) {
 TEST_P(StreamsTest, GroupsRunLikeTheirCalls) {
   Run(2, [](Communicator* comm) {
     StreamRank rank(comm);
-    EXPECT_EQ(rank.collectives->order(), SumOrder::kRankOrder);
+    EXPECT_EQ(rank.collectives->order(DType::kF32), SumOrder::kRankOrder);
     const float mine = static_cast<float>(comm->rank() + 1);
     const std::vector<float> send(2, mine);
     float sum = 0;
     std::vector<float> gathered(2);
     int32_t word = comm->rank();
     {
-      const CollectiveGroup group(rank.collectives.get(), rank.moving.get());
+      CollectiveGroup group(rank.collectives.get(), rank.moving.get());
       rank.collectives->ReduceScatter(
           "sum", rank.all, {.send = send.data(), .count = 1, .recv = &sum},
           rank.moving.get());
@@ -118,6 +118,7 @@ TEST_P(StreamsTest, GroupsRunLikeTheirCalls) {
                                         gathered.data(), rank.moving.get());
       rank.collectives->Broadcast("word", 1, &word, sizeof(word),
                                   rank.moving.get());
+      group.End();
     }
     ASSERT_OK(rank.moving->Synchronize(Soon()));
     EXPECT_EQ(sum, 3);

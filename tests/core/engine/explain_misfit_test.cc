@@ -16,6 +16,7 @@
 #include "core/base/deadline.h"
 #include "core/base/element_type.h"
 #include "core/base/strings.h"
+#include "core/engine/transfer/collectives_memory.h"
 #include "core/flat/plan.h"
 #include "core/model/model.h"
 #include "core/model/wrap.h"
@@ -424,6 +425,32 @@ TEST(ExplainMisfitTest, NothingIsTriedAfterTheDeadline) {
                       "narrower optimizer states; see shardctl plan"),
             std::string::npos)
       << text;
+}
+
+// Collectives by NCCL take memory of the device for blocks of gradients, and
+// none of the host. A plan that needs no more than the one before it takes over
+// its collectives.
+TEST(ExplainMisfitTest, CollectivesOfTheDevice) {
+  const auto small = PlanOf({.world_size = 4, .frozen = 4});
+  const auto large = PlanOf({.world_size = 4});
+  RankPlacement by_nccl = OnGpus(4);
+  by_nccl.transport = Transport::kNccl;
+  const auto blocks = [&](const Plan& plan, const Plan* before) {
+    const MemoryNeed need = NeedOf(plan, by_nccl, before);
+    const MemoryNeed staged = NeedOf(plan, OnGpus(4), before);
+    EXPECT_EQ(need.host + (before == nullptr ? 4 * kStaging : 0), staged.host);
+    return need.device - staged.device;
+  };
+  const uint64_t of_small =
+      CollectivesMemoryOf(*small, Transport::kNccl).device_bytes;
+  EXPECT_GT(of_small, 0u);
+  EXPECT_EQ(blocks(*small, nullptr), of_small);
+  EXPECT_EQ(blocks(*small, large.get()), 0u);
+  EXPECT_EQ(blocks(*small, small.get()), 0u);
+  const auto in_order = PlanOf({.world_size = 4, .deterministic = true});
+  const uint64_t of_order =
+      CollectivesMemoryOf(*in_order, Transport::kNccl).device_bytes;
+  EXPECT_EQ(blocks(*in_order, nullptr), of_order);
 }
 
 // While a plan changes, the old one and the new one are there. The room is that

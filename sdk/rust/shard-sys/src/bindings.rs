@@ -591,8 +591,8 @@ pub struct shard_plan_options {
     /// accumulate without communication.
     pub whole_grads: i32,
     /// 1: gradients are summed in rank order and the sums are kept in fp32, so
-    /// that no result depends on stage, units, buffer_bytes, prefetch, overlap or
-    /// shard_group_size (docs/numerics.md).
+    /// that no result depends on stage, units, buffer_bytes, prefetch, overlap,
+    /// shard_group_size or NCCL (docs/numerics.md).
     pub deterministic: i32,
     /// Stage 3: 1 keeps parameters whole, as in stage 2, instead of gathering them
     /// again for each pass (reshard_after_forward=False).
@@ -641,15 +641,19 @@ pub struct shard_memory {
     pub transient_bytes: u64,
     /// All of the above and model_buffer_bytes once more, by the memory that holds
     /// them: the device's own per rank ("cpu" has none), and the host's per host,
-    /// for all its ranks, with what collectives need of it (pinned_bytes).
+    /// for all its ranks. With what collectives need of either: the host's is in
+    /// pinned_bytes; the device's, with collectives=nccl, is for the gradients of
+    /// other ranks (docs/gpu.md), without the memory that NCCL takes for itself.
     pub device_bytes: u64,
     /// At most UINT64_MAX.
     pub host_bytes: u64,
     /// The page-locked part of host_bytes, for a device with memory of its own:
     /// the model's buffers, and 4 MiB per rank through which collectives pass
-    /// tensors, or more where the world has more than 65534 ranks. With
-    /// offload=states also optimizer states, masters and workspace, and the memory
-    /// through which gradients and parameters pass.
+    /// tensors, or more where the world has more than 65534 ranks; none of that
+    /// for several ranks with collectives=nccl. With collectives=auto a prediction
+    /// has the memory of both, and an engine that of one. With offload=states also
+    /// optimizer states, masters and workspace, and the memory through which
+    /// gradients and parameters pass.
     pub pinned_bytes: u64,
     /// Per host, beside host_bytes: the memory through which the host's
     /// communicator, the engine's and the engine's exchange of tensors pass
@@ -1114,9 +1118,9 @@ extern "C" {
     ///   "host"    through memory that ranks on a host share, and the network
     ///   "staged"  as "host", by copies from and to GPUs
     ///   "nccl N"  by NCCL of that version
-    /// `sum_order` is the order in which gradients are added over ranks: "ranks", in
-    /// fp32 in the order of ranks, or "library", one that the transport chooses.
-    /// More keys may come. Local.
+    /// `sum_order` is the order in which gradients are added over ranks: "ranks", all
+    /// in fp32 in the order of ranks, or "library", some in one that the transport
+    /// chooses. More keys may come. Local.
     /// ```
     #[must_use]
     pub fn shard_engine_json(engine: *const shard_engine, buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Collectives by NCCL have the bits of those on the CPU, and make the calls of
-// NCCL that they are said to.
+// Collectives by NCCL have the bits of those on the CPU, but for sums in NCCL's
+// own order, and make the calls of NCCL that they are said to.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -57,16 +59,18 @@ struct Form {
   bool in_place;
   int missing;  // The rank that has nothing to add; -1: none.
   size_t count;
+  bool all_send = false;
 };
 
 void CheckReduceScatter(BlockingCollectives* cpu, NcclRank* rank,
                         const RankSet& set, int block_groups,
                         const Form& form) {
-  SCOPED_TRACE(StrCat(
-      "rank ", rank->comm->rank(), ", ", set.count, " by ", set.stride,
-      ", groups ", block_groups, ", ", form.count, " ", DTypeName(form.dtype),
-      " to ", DTypeName(form.recv_dtype), form.add ? ", added" : "",
-      form.in_place ? ", in place" : "", ", missing ", form.missing));
+  SCOPED_TRACE(StrCat("rank ", rank->comm->rank(), ", ", set.count, " by ",
+                      set.stride, ", groups ", block_groups, ", ", form.count,
+                      " ", DTypeName(form.dtype), " to ",
+                      DTypeName(form.recv_dtype), form.add ? ", added" : "",
+                      form.in_place ? ", in place" : "", ", missing ",
+                      form.missing, form.all_send ? ", all send" : ""));
   const auto seed = static_cast<uint32_t>(rank->comm->rank());
   const auto ranks = static_cast<size_t>(set.count);
   Bytes send = Values(form.dtype, ranks * form.count, seed);
@@ -79,6 +83,7 @@ void CheckReduceScatter(BlockingCollectives* cpu, NcclRank* rank,
   args.count = form.count;
   args.add = form.add;
   args.block_groups = block_groups;
+  args.all_send = form.all_send;
   const bool has_send = rank->comm->rank() != form.missing;
   const auto own = static_cast<size_t>(args.BlockOf(
                        set.IndexOf(rank->comm->rank()), set.count)) *
@@ -94,7 +99,16 @@ void CheckReduceScatter(BlockingCollectives* cpu, NcclRank* rank,
   rank->collectives->ReduceScatter("sum", set, on_gpu, rank->stream.get());
   ASSERT_OK(rank->Synchronize());
   EXPECT_TRUE(gpu_recv.Read() == recv);
-  EXPECT_TRUE(gpu_send.Read() == send);
+  Bytes sent = gpu_send.Read();
+  const bool is_overwritten =
+      form.add && form.all_send && block_groups == 1 &&
+      rank->collectives->order(form.dtype) == SumOrder::kLibrary;
+  if (is_overwritten) {
+    const size_t bytes = form.count * DTypeSize(form.dtype);
+    std::copy_n(send.begin() + static_cast<ptrdiff_t>(own), bytes,
+                sent.begin() + static_cast<ptrdiff_t>(own));
+  }
+  EXPECT_TRUE(sent == send);
 }
 
 TEST_P(NcclCollectivesTest, ReduceScatterHasTheBitsOfTheCpu) {
@@ -118,14 +132,173 @@ TEST_P(NcclCollectivesTest, ReduceScatterHasTheBitsOfTheCpu) {
   });
 }
 
+// In place, beside a sum that is there, over all ranks and some; where a rank
+// has nothing to add, and for 16 bits, NCCL makes no sum.
+TEST_P(NcclCollectivesTest, SumsOfNcclAreThoseOfTheCpuInItsOrder) {
+  Run(
+      [](Communicator* comm) {
+        BlockingCollectives cpu(comm);
+        NcclRank rank(comm, EverySet(*comm), {.order = SumOrder::kLibrary});
+        EXPECT_EQ(rank.collectives->order(DType::kF32), SumOrder::kLibrary);
+        EXPECT_EQ(rank.collectives->order(DType::kBF16), SumOrder::kRankOrder);
+        const fake_nccl::Target me = {.rank = comm->rank()};
+        for (const RankSet& set : EverySet(*comm)) {
+          const auto sums = [&](const Form& form) {
+            const auto before = fake_nccl::Count(me);
+            CheckReduceScatter(&cpu, &rank, set, 1, form);
+            return fake_nccl::Count(me).Calls("ncclReduceScatter") -
+                   before.Calls("ncclReduceScatter");
+          };
+          constexpr DType kF32 = DType::kF32;
+          constexpr DType kBF16 = DType::kBF16;
+          const uint64_t by_nccl = set.count > 1 ? 1 : 0;
+          for (const size_t count : {1, 7, 1500}) {
+            for (const bool add : {false, true}) {
+              EXPECT_EQ(sums({kF32, kF32, add, false, -1, count, true}),
+                        by_nccl);
+            }
+            EXPECT_EQ(sums({kF32, kF32, false, true, -1, count, true}),
+                      by_nccl);
+            EXPECT_EQ(sums({kF32, kF32, true, false, 1, count}), 0u);
+            EXPECT_EQ(sums({kBF16, kF32, true, false, -1, count, true}), 0u);
+            EXPECT_EQ(sums({kBF16, kBF16, false, true, -1, count, true}), 0u);
+            if (HasFailure()) return;
+          }
+        }
+      },
+      /*shutdown=*/true, {.sums_in_rank_order = true});
+}
+
+// Were the order not NCCL's, the test above would show nothing.
+TEST_P(NcclCollectivesTest, SumsOfNcclHaveAnOrderOfTheirOwn) {
+  Run([](Communicator* comm) {
+    constexpr size_t kCount = 2000;
+    const auto ranks = static_cast<size_t>(comm->world_size());
+    const Bytes values = Values(DType::kF32, ranks * kCount,
+                                static_cast<uint32_t>(comm->rank()));
+    std::vector<Bytes> sums;
+    for (const SumOrder order : {SumOrder::kRankOrder, SumOrder::kLibrary}) {
+      NcclRank rank(comm, {RankSet::All(comm->world_size())}, {.order = order});
+      const DeviceTensor send(rank.device.get(), values);
+      const DeviceTensor recv(rank.device.get(), Bytes(kCount * sizeof(float)));
+      rank.collectives->ReduceScatter("sum", rank.all,
+                                      {.send = send.data(),
+                                       .all_send = true,
+                                       .count = kCount,
+                                       .recv = recv.data()},
+                                      rank.stream.get());
+      ASSERT_OK(rank.Synchronize());
+      sums.push_back(recv.Read());
+    }
+    // The sum of two is the same in either order.
+    EXPECT_EQ(sums[0] == sums[1], comm->world_size() == 2);
+    const auto* const in_order = reinterpret_cast<const float*>(sums[0].data());
+    const auto* const own = reinterpret_cast<const float*>(sums[1].data());
+    float most = 0;
+    for (size_t i = 0; i < kCount; ++i) {
+      most = std::max(most, std::abs(in_order[i] - own[i]));
+    }
+    EXPECT_LT(most, 1e-5f);
+  });
+}
+
+// A group is one launch for each set of ranks: its calls come first, and each
+// collective has the result that it has alone.
+TEST_P(NcclCollectivesTest, AGroupIsOneLaunch) {
+  for (const SumOrder order : {SumOrder::kRankOrder, SumOrder::kLibrary}) {
+    SCOPED_TRACE(order == SumOrder::kLibrary ? "NCCL's order" : "rank order");
+    Run([order](Communicator* comm) {
+      BlockingCollectives cpu(comm);
+      constexpr size_t kCount = 300;
+      const auto ranks = static_cast<size_t>(comm->world_size());
+      NcclRank rank(
+          comm, {RankSet::All(comm->world_size())},
+          {.order = order,
+           // For the blocks of two reductions.
+           .reduce = {.blocks = (ranks - 1) * 2 * 2 * 320, .zeros = 4096}});
+      constexpr size_t kSums = 5;
+      std::vector<Bytes> sent;
+      std::vector<std::unique_ptr<DeviceTensor>> tensors;
+      const fake_nccl::Target me = {.rank = comm->rank()};
+      const fake_nccl::Counts before = fake_nccl::Count(me);
+      CollectiveGroup group(rank.collectives.get(), rank.stream.get());
+      const DType dtype =
+          order == SumOrder::kLibrary ? DType::kF32 : DType::kBF16;
+      const auto sum_of = [&](void* send) {
+        const auto own = static_cast<size_t>(comm->rank()) * kCount;
+        return ReduceScatterArgs{
+            .send = send,
+            .all_send = true,
+            .dtype = dtype,
+            .count = kCount,
+            .recv = static_cast<unsigned char*>(send) + own * DTypeSize(dtype),
+            .recv_dtype = dtype};
+      };
+      for (size_t i = 0; i < kSums; ++i) {
+        sent.push_back(Values(dtype, ranks * kCount,
+                              static_cast<uint32_t>(i * 10 + ranks) +
+                                  static_cast<uint32_t>(comm->rank())));
+        tensors.push_back(
+            std::make_unique<DeviceTensor>(rank.device.get(), sent.back()));
+      }
+      for (const auto& tensor : tensors) {
+        rank.collectives->ReduceScatter("sum", rank.all, sum_of(tensor->data()),
+                                        rank.stream.get());
+      }
+      group.End();
+      ASSERT_OK(rank.Synchronize());
+      const fake_nccl::Counts after = fake_nccl::Count(me);
+      // Two by two, where the blocks come to this rank.
+      EXPECT_EQ(after.launches - before.launches,
+                order == SumOrder::kLibrary ? 1u : 3u);
+      for (size_t i = 0; i < kSums; ++i) {
+        ASSERT_OK(cpu.ReduceScatter("sum", rank.all, sum_of(sent[i].data())));
+        if (order == SumOrder::kRankOrder || ranks == 2) {
+          EXPECT_TRUE(tensors[i]->Read() == sent[i]) << i;
+        }
+      }
+    });
+  }
+}
+
+// What was not enqueued of a group that is dropped is forgotten.
+TEST_P(NcclCollectivesTest, AGroupThatIsNotEndedEnqueuesNothing) {
+  Run([](Communicator* comm) {
+    NcclRank rank(comm, {RankSet::All(comm->world_size())});
+    const DeviceTensor data(rank.device.get(), Bytes(4, 1));
+    const fake_nccl::Counts before = fake_nccl::Count({.rank = comm->rank()});
+    {
+      const CollectiveGroup group(rank.collectives.get(), rank.stream.get());
+      rank.collectives->Broadcast("word", 0, data.data(), 4, rank.stream.get());
+    }
+    rank.collectives->Broadcast("word", 0, data.data(), 4, rank.stream.get());
+    ASSERT_OK(rank.Synchronize());
+    const fake_nccl::Counts after = fake_nccl::Count({.rank = comm->rank()});
+    EXPECT_EQ(after.Calls("ncclBroadcast") - before.Calls("ncclBroadcast"), 1u);
+  });
+}
+
+TEST_P(NcclCollectivesTest, BlocksWithoutMemoryFailTheStream) {
+  Run(
+      [](Communicator* comm) {
+        const auto peers = static_cast<size_t>(comm->world_size() - 1);
+        NcclRank rank(comm, {RankSet::All(comm->world_size())},
+                      {.reduce = {.blocks = 4 * peers - 1, .zeros = 4}});
+        rank.collectives->ReduceScatter("sum", rank.all, {.count = 8},
+                                        rank.stream.get());
+        ExpectError(rank.Synchronize(), StatusCode::kInvalidArgument,
+                    {"'sum'", "no memory for blocks"});
+      },
+      /*shutdown=*/false);
+}
+
 // Blocks for which the memory is too small come in parts.
 TEST_P(NcclCollectivesTest, LargeBlocksComeInParts) {
   Run([](Communicator* comm) {
     BlockingCollectives cpu(comm);
     const auto peers = static_cast<size_t>(comm->world_size() - 1);
-    NcclRank rank(
-        comm, EverySet(*comm),
-        {.reduce = {.peer_bytes = peers * 4096, .block_bytes = 4096}});
+    NcclRank rank(comm, EverySet(*comm),
+                  {.reduce = {.blocks = peers * 4096, .zeros = 4096}});
     for (const RankSet& set : EverySet(*comm)) {
       CheckReduceScatter(&cpu, &rank, set, 1,
                          {DType::kF32, DType::kF32, false, true, 0, 5000});

@@ -59,7 +59,8 @@ void RunNcclRanks(const std::function<void(NcclRank*)>& body) {
   RunGroup(
       Backend::kThreads, 3,
       [&](Communicator* comm) {
-        NcclRank rank(comm, {RankSet::All(3)}, {.timeout = kTimeout});
+        NcclRank rank(comm, {RankSet::All(3)},
+                      {.order = SumOrder::kLibrary, .timeout = kTimeout});
         ASSERT_OK(Gather(&rank));
         ASSERT_OK(comm->Barrier("begin", Soon()));
         const auto begin = Clock::now();
@@ -156,6 +157,56 @@ TEST(NcclFaultsTest, AChildOfForkLeavesNcclAlone) {
     ASSERT_OK(Gather(rank.get()));
     ASSERT_OK(comm->Barrier("gathered", Soon()));
   });
+}
+
+// One rank takes the sums of NCCL, and the others an all-to-all.
+TEST(NcclFaultsTest, RanksThatSumInDifferentOrdersAreNamed) {
+  RunNcclRanks([](NcclRank* rank) {
+    const DeviceTensor sums(rank->device.get(),
+                            std::vector<unsigned char>(3 * kBytes));
+    ReduceScatterArgs args;
+    args.send = sums.data();
+    args.all_send = rank->comm->rank() == 2;
+    args.count = kBytes / sizeof(float);
+    args.recv = static_cast<unsigned char*>(sums.data()) +
+                static_cast<size_t>(rank->comm->rank()) * kBytes;
+    CollectiveGroup group(rank->collectives.get(), rank->stream.get());
+    rank->collectives->ReduceScatter("sum", rank->all, args,
+                                     rank->stream.get());
+    group.End();
+    const Status status = rank->Synchronize();
+    rank->stream->Settle(Soon());
+    ExpectEnd(status, StatusCode::kDesync);
+    EXPECT_TRUE(Contains(status.message(), "a reduce-scatter 'sum' of 100"));
+    EXPECT_TRUE(Contains(status.message(), "an all-to-all 'sum' of 100 f32"));
+  });
+}
+
+TEST(NcclFaultsTest, ACollectiveOfAGroupThatIsStuckEnds) {
+  for (const uint64_t stuck : {1, 2}) {
+    SCOPED_TRACE(stuck);
+    RunNcclRanks([&](NcclRank* rank) {
+      if (rank->comm->rank() == 0) fake_nccl::StickAt(stuck, {.rank = 1});
+      ASSERT_OK(rank->comm->Barrier("stuck", Soon()));
+      const DeviceTensor all(rank->device.get(),
+                             std::vector<unsigned char>(6 * kBytes));
+      CollectiveGroup group(rank->collectives.get(), rank->stream.get());
+      for (size_t i = 0; i < 2; ++i) {
+        auto* const to =
+            static_cast<unsigned char*>(all.data()) + i * 3 * kBytes;
+        rank->collectives->AllGatherBlocks(
+            "gather", rank->all,
+            to + static_cast<size_t>(rank->comm->rank()) * kBytes, kBytes, to,
+            rank->stream.get());
+      }
+      group.End();
+      const Status status = rank->Synchronize();
+      rank->stream->Settle(Soon());
+      EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded)
+          << status.ToString();
+      EXPECT_TRUE(Contains(status.message(), "'gather'"));
+    });
+  }
 }
 
 TEST(NcclFaultsTest, ACollectiveThatIsStuckEnds) {

@@ -64,7 +64,7 @@ struct NcclRank {
       : comm(communicator),
         all(RankSet::All(comm->world_size())),
         device(*cuda::OpenDevice(StrCat(comm->rank()))) {
-    if (options.reduce.peer_bytes == 0) {
+    if (options.reduce.blocks == 0) {
       options.reduce = {size_t{1} << 16, size_t{1} << 15};
     }
     options.transport = Transport::kNccl;

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The memory of a plan's collectives, which engines allocate and predictions
+// count.
+
+#ifndef SHARD_CORE_ENGINE_TRANSFER_COLLECTIVES_MEMORY_H_
+#define SHARD_CORE_ENGINE_TRANSFER_COLLECTIVES_MEMORY_H_
+
+#include "core/base/transport.h"
+#include "core/collectives/collectives.h"
+#include "core/flat/plan.h"
+
+namespace shard {
+
+// Returns the order in which the plan's gradients may be added.
+inline SumOrder OrderOf(const Plan& plan) {
+  return plan.options().deterministic ? SumOrder::kRankOrder
+                                      : SumOrder::kLibrary;
+}
+
+// Returns the memory for reductions of the plan's gradients, in whole pages.
+// Blocks that are summed in the order of ranks come all at once: those of a
+// unit where its gradients are not more than buffer_bytes, else at least those
+// of any buffer. Where a library sums, ranks that lack gradients are summed in
+// parts of 4 MiB.
+ReduceMemory ReduceMemoryOf(const Plan& plan);
+
+// Predicts the memory of the collectives of one rank, whose device the host
+// does not reach. Transport::kAuto: that of both kinds, of which an engine has
+// one.
+CollectivesMemory CollectivesMemoryOf(const Plan& plan, Transport transport);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_TRANSFER_COLLECTIVES_MEMORY_H_
