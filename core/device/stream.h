@@ -106,11 +106,11 @@ class Stream {
   virtual void FinishNorm(NormPass pass, const NormSum* sums, size_t count,
                           StepBlock* block) = 0;
   // Updates the range's parameters, masters and states from its gradients;
-  // writes nothing where the step is skipped or, on a GPU, the block is
-  // poisoned. `gradients`: where the gradients
-  // of the whole range are read instead, or null. What is enqueued may depend
-  // on the host's block, which is read at the call. Where states are offloaded,
-  // it is read when the work runs, too: the results of a norm must be there.
+  // writes nothing where the step is skipped or, on a GPU, the block poisoned.
+  // `gradients`: where the gradients of the whole range are read instead, or
+  // null. What is enqueued may depend on the host's block, which is read at the
+  // call. Where states are offloaded, it is read when the work runs, too: the
+  // results of a norm must be there.
   // REQUIRES: for Muon, Device::LoadBlas has succeeded before Device::Prepare.
   virtual void Update(const UpdateList& list, size_t range,
                       const StepBlocks& step,
