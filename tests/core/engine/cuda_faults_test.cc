@@ -9,15 +9,11 @@
 // every call, the normal run up to some of each entry point.
 
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <iterator>
 #include <memory>
@@ -30,6 +26,7 @@
 
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
+#include "tests/core/base/hang_alarm.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/thread_ranks.h"
@@ -62,26 +59,6 @@ using FakeCounters = testing::fake_cuda::Counters;
 // Below the 30 seconds of the ranks' deadlines, and of a stream that ends: a
 // training that took as long has waited for one of them.
 constexpr double kLongestSeconds = kSanitized ? 28 : 15;
-
-// Ends the program where one training hangs, and says which: a test that is
-// killed for its time would not.
-class Watchdog {
- public:
-  explicit Watchdog(const std::string& text) {
-    std::snprintf(text_, sizeof(text_), "\nFAILED: hangs: %s\n", text.c_str());
-    ::signal(SIGALRM, [](int) {
-      static_cast<void>(!::write(STDERR_FILENO, text_, std::strlen(text_)));
-      ::_exit(1);
-    });
-    ::alarm(120);
-  }
-  ~Watchdog() { ::alarm(0); }
-  Watchdog(const Watchdog&) = delete;
-  Watchdog& operator=(const Watchdog&) = delete;
-
- private:
-  static inline char text_[200];
-};
 
 std::ptrdiff_t CountThreads() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/task"),
@@ -182,7 +159,8 @@ class Trainings {
 
   // Trains once, on the fake as it is.
   Outcome Run(const Fault* fault) const {
-    const Watchdog watchdog(fault == nullptr ? "no fault" : fault->Text());
+    const testing::HangAlarm alarm(fault == nullptr ? "no fault"
+                                                    : fault->Text());
     Outcome outcome;
     std::optional<HostsStream> stream;
     if (form_.hosts_stream) {

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One rank's training on a GPU of its own, with collectives by NCCL: an engine
+// is made, filled, trained and read. Each call of the engine is timed, and
+// returns its error. No two units have one size, so that NCCL's calls for one
+// cannot be taken for those of another.
+
+#ifndef SHARD_TESTS_CORE_ENGINE_NCCL_TRAINING_H_
+#define SHARD_TESTS_CORE_ENGINE_NCCL_TRAINING_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/comm/communicator.h"
+#include "core/device/cuda/cuda_device.h"
+#include "core/engine/engine.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/engine/cuda_training.h"
+#include "tests/core/engine/unit_training.h"
+#include "tests/core/flat/sharding.h"
+
+namespace shard::nccl_training {
+
+struct Form {
+  int world_size = 3;
+  int stage = 1;
+  int shard_group_size = 0;
+  bool overlap = false;
+  bool reports = false;  // Each step waits for its report.
+
+  std::string Text() const {
+    return StrCat(
+        "stage ", stage, " of ", world_size, " ranks",
+        shard_group_size > 0 ? StrCat(" in groups of ", shard_group_size) : "",
+        overlap ? ", overlapped" : "", reports ? ", reported" : "");
+  }
+};
+
+// Unit u has parameter u. There are so many that sharding them saves memory.
+inline constexpr int32_t kUnits = 5;
+
+inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
+  UnitTraining training;
+  training.model = std::make_shared<Model>("Net");
+  for (int u = 0; u < kUnits; ++u) {
+    const ModuleId module = u == 0
+                                ? kRootModule
+                                : *training.model->AddModule(
+                                      kRootModule, StrCat("block", u), "Block");
+    EXPECT_OK(training.model->AddParam(module, "weight", DType::kF32,
+                                       {4000 + 1100 * u}));
+  }
+  training.wrap = "class?names=Block";
+  training.plan.world_size = form.world_size;
+  training.plan.stage = form.stage;
+  training.plan.prefetch = 0;
+  training.plan.shard_group_size = form.shard_group_size;
+  const auto plan = PlanOf(training);
+  EXPECT_OK(plan);
+  EXPECT_TRUE(form.stage == 0 || ShardsAsItsStage(**plan));
+  return *plan;
+}
+
+class RankTraining {
+ public:
+  // `timeout`: seconds, the engine's.
+  RankTraining(const Form& form, std::shared_ptr<const Plan> plan,
+               std::shared_ptr<Communicator> comm, double timeout)
+      : form_(form), plan_(std::move(plan)), comm_(std::move(comm)) {
+    options_.timeout = timeout;
+    options_.overlap = form.overlap;
+    options_.transport = Transport::kNccl;
+  }
+
+  int rank() const { return comm_->rank(); }
+  Communicator* comm() const { return comm_.get(); }
+  Engine* engine() const { return engine_.get(); }
+  // Return the last call, and how long it has taken.
+  const char* call() const { return call_; }
+  double seconds() const { return seconds_; }
+
+  Status Create() {
+    return Timed("create", [&]() -> Status {
+      SHARD_ASSIGN_OR_RETURN(options_.opened_device,
+                             cuda::OpenDevice(StrCat(rank())));
+      SHARD_ASSIGN_OR_RETURN(engine_, Engine::Create(plan_, comm_, options_));
+      return Status();
+    });
+  }
+  Status Fill() {
+    return Timed("fill", [&] { return cuda_training::Fill(engine_.get()); });
+  }
+  // Makes one step, whose backward pass goes through the units in an order.
+  Status Step(int step, std::vector<int32_t> units = {4, 3, 2, 1, 0}) {
+    SHARD_RETURN_IF_ERROR(Synchronize());
+    for (int32_t unit = 0; unit < kUnits; ++unit) {
+      SHARD_RETURN_IF_ERROR(Acquire(unit, Pass::kForward));
+      SHARD_RETURN_IF_ERROR(Release(unit));
+    }
+    for (const int32_t unit : units) {
+      SHARD_RETURN_IF_ERROR(Acquire(unit, Pass::kBackward));
+      SHARD_ASSIGN_OR_RETURN(const Engine::Tensor grad, engine_->Grad(unit));
+      SHARD_RETURN_IF_ERROR(Synchronize());
+      auto* const values = static_cast<float*>(grad.data);
+      for (int64_t i = 0; i < grad.numel; ++i) {
+        values[i] = GradientValue(step, unit + 3 * rank(), i);
+      }
+      SHARD_RETURN_IF_ERROR(
+          Timed("mark", [&] { return engine_->MarkUnitGradsReady(unit); }));
+      SHARD_RETURN_IF_ERROR(Release(unit));
+    }
+    StepReport report;
+    return Timed("step", [&] {
+      return engine_->Step(
+          step % 2 == 0 ? cuda_training::Clipped() : StepOptions(),
+          form_.reports ? &report : nullptr);
+    });
+  }
+  // Returns all parameters. Every rank must do so.
+  StatusOr<std::vector<float>> Read() {
+    SHARD_RETURN_IF_ERROR(
+        Timed("summon", [&] { return engine_->Summon(kRootModule, -1, 0); }));
+    SHARD_RETURN_IF_ERROR(Synchronize());
+    std::vector<float> all;
+    for (ParamId param = 0; param < kUnits; ++param) {
+      SHARD_ASSIGN_OR_RETURN(const Engine::Tensor tensor,
+                             engine_->Param(param));
+      const auto* const values = static_cast<const float*>(tensor.data);
+      all.insert(all.end(), values, values + tensor.numel);
+    }
+    SHARD_RETURN_IF_ERROR(
+        Timed("summon_end", [&] { return engine_->EndSummon(false, 0); }));
+    return all;
+  }
+  // Waits longer than a collective may take, which then has its own error: one
+  // of a host that gives up names no rank, and ends nothing.
+  Status Synchronize() {
+    return Timed("synchronize",
+                 [&] { return engine_->Synchronize(3 * options_.timeout); });
+  }
+  // Ends the engine.
+  void End() {
+    static_cast<void>(Timed("free", [&] {
+      engine_.reset();
+      return Status();
+    }));
+  }
+
+ private:
+  template <typename Call>
+  auto Timed(const char* name, Call&& call) -> decltype(call()) {
+    call_ = name;
+    const auto begin = std::chrono::steady_clock::now();
+    auto result = call();
+    seconds_ =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+            .count();
+    return result;
+  }
+  Status Acquire(int32_t unit, Pass pass) {
+    return Timed("acquire",
+                 [&] { return engine_->UnitAcquire(unit, pass, 0); });
+  }
+  Status Release(int32_t unit) {
+    return Timed("release", [&] { return engine_->UnitRelease(unit); });
+  }
+
+  const Form form_;
+  const std::shared_ptr<const Plan> plan_;
+  const std::shared_ptr<Communicator> comm_;
+  EngineOptions options_;
+  std::unique_ptr<Engine> engine_;
+  const char* call_ = "";
+  double seconds_ = 0;
+};
+
+}  // namespace shard::nccl_training
+
+#endif  // SHARD_TESTS_CORE_ENGINE_NCCL_TRAINING_H_
