@@ -182,8 +182,9 @@ _OFFLOADED = {
 }
 
 # Those of them, and of fake_nccl's, that run in the long form alone. fake_cuda takes
-# the other paths.
+# the other paths; where files fail, the tensors are those of checkpoints_tests.
 _OFFLOADED_LONG = {
+    "//tests/conformance:step_tests": ["*"],
     "//tests/core/engine:checkpoints_tests": [
         "CheckpointAsyncTest.*",
         "CheckpointTest.LoadsEveryWorldSizeIntoEveryOther",
@@ -217,11 +218,14 @@ _OFFLOADED_LONG = {
         "*SummonTest.*_groups",
         "*SummonTest.WriteBack/*",
     ],
+    "//tests/fault:checkpoint_damage_test": ["*"],
+    "//tests/fault:checkpoint_fault_test": ["*"],
 }
 
 # By program, the tests that are left out of its run on fakes of the driver and of
 # NCCL beside those of _FAKE_CUDA, and why.
 _FAKE_NCCL = {
+    "//tests/conformance:step_tests": {},
     "//tests/core/engine:checkpoints_tests": {
         "CheckpointOptionsTest.*": "is about errors of arguments",
         "DeviceStateTest.*": "opens the guard device itself",
@@ -235,6 +239,8 @@ _FAKE_NCCL = {
     "//tests/core/engine:units_tests": {
         "*ValidProgramsTest.*": "is about the order of calls",
     },
+    "//tests/fault:checkpoint_damage_test": {},
+    "//tests/fault:checkpoint_fault_test": {},
 }
 
 # Other programs with an engine run without the guard device:
@@ -249,7 +255,8 @@ _FAKE_NCCL = {
 #       has kernels, and no engine
 #   fault:...
 #       lets processes and files fail; checkpoints_tests saves and loads the same
-#       tensors
+#       tensors, core/engine:nccl_kill_test kills ranks that use NCCL, and files
+#       fail on fake_nccl, too
 #   api:..., sdk:..., samples:...
 #       see the C interface alone, which does not open the guard device
 
@@ -297,7 +304,7 @@ def on_other_devices():
     _rerun("offloaded", _OFFLOADED, ["nosan"], _OFFLOADED_LONG)
     _rerun(
         "fake_nccl",
-        {label: dict(tests, **_FAKE_NCCL[label]) for label, tests in _FAKE_CUDA.items()},
+        {label: dict(_FAKE_CUDA.get(label, {}), **tests) for label, tests in _FAKE_NCCL.items()},
         ["nosan"],
         _OFFLOADED_LONG,
     )
