@@ -200,6 +200,7 @@ TEST_F(FaultsTest, ACallIsInProgressForLong) {
       EXPECT_EQ(result, i < 5 ? Result::kInProgress : Result::kSuccess);
     }
     EXPECT_EQ(Count().launches, 2u);
+    EXPECT_TRUE(rank->Synchronize());
     Rank::Finish(comm);
   });
 }
