@@ -9,6 +9,7 @@
 #include "api/options.h"
 #include "api/text.h"
 #include "core/comm/communicator.h"
+#include "core/device/check.h"
 
 namespace {
 
@@ -84,6 +85,11 @@ Status CheckBroadcast(const shard::Communicator& comm, const void* data,
                          comm.world_size() - 1);
 }
 
+shard::StatusOr<shard::CollectivesCheck> PrepareCheck(const char* device) {
+  SHARD_API_REQUIRE(device);
+  return shard::CollectivesCheck::Prepare(device);
+}
+
 }  // namespace
 
 extern "C" {
@@ -147,6 +153,18 @@ shard_error* shard_comm_sum(shard_comm* comm, double* values, size_t count,
         comm->comm.get(), "sum", CheckSum(values, count), deadline));
     return shard::AllReduceSum(comm->comm.get(), "sum of values", values, count,
                                deadline);
+  });
+}
+
+shard_error* shard_comm_check_device(shard_comm* comm, const char* device,
+                                     double timeout) noexcept {
+  return GuardCollective(CommOf(comm), [&]() -> Status {
+    SHARD_API_REQUIRE_HANDLE(comm);
+    const Deadline deadline = DeadlineOf(comm, timeout);
+    auto check = PrepareCheck(device);
+    SHARD_RETURN_IF_ERROR(shard::AgreeOnStatus(comm->comm.get(), "check device",
+                                               check.status(), deadline));
+    return check->Run(comm->comm, deadline);
   });
 }
 

@@ -54,8 +54,6 @@ StatusOr<std::shared_ptr<Device>> OpenCpuAsync(std::string_view text,
   return cpu::OpenAsyncDevice(pauses);
 }
 
-constexpr std::string_view kCudaPlugin = "libshard_cuda.so";
-
 Status CheckCuda(std::string_view text, const Spec& spec) {
   SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
   if (!spec.body().empty()) return cuda::ParseDeviceName(spec.body()).status();

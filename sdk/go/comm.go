@@ -190,6 +190,17 @@ func (c *Comm) Sum(ctx context.Context, values []float64) error {
 	})
 }
 
+// CheckDevice checks that GPUs move tensors between the ranks by NCCL. device is
+// this rank's own GPU, such as "cuda:0". An error of NCCL ends the communicator.
+// Collective.
+func (c *Comm) CheckDevice(ctx context.Context, device string) error {
+	var in arguments
+	defer in.free()
+	return c.h.collective(ctx, c.h, func(object unsafe.Pointer) error {
+		return in.result(takeError(C.shard_comm_check_device((*C.shard_comm)(object), in.text("device", device), timeout(ctx, 0))))
+	})
+}
+
 // Broadcast copies rank root's data to the data of all other ranks, which has as
 // many bytes there. Collective.
 func (c *Comm) Broadcast(ctx context.Context, data []byte, root int) error {

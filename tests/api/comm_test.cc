@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/api/api_testing.h"
@@ -43,6 +44,8 @@ TEST(CommTest, NullPointersAreErrors) {
   EXPECT_FAILS(shard_comm_sum(nullptr, &value, 1, 1), SHARD_INVALID_ARGUMENT,
                "comm is NULL");
   EXPECT_FAILS(shard_comm_broadcast(nullptr, &value, 8, 0, 1),
+               SHARD_INVALID_ARGUMENT, "comm is NULL");
+  EXPECT_FAILS(shard_comm_check_device(nullptr, "cuda:0", 1),
                SHARD_INVALID_ARGUMENT, "comm is NULL");
   EXPECT_FAILS(shard_comm_abort(nullptr, "reason"), SHARD_INVALID_ARGUMENT,
                "comm is NULL");
@@ -193,6 +196,19 @@ TEST(CommTest, WrongArgumentsOfABroadcastAreErrorsOfAll) {
     EXPECT_EQ(value, rank);
     EXPECT_FAILS(shard_comm_broadcast(comm, &value, 4, rank == 2 ? 1 : 0, 0),
                  SHARD_DESYNC, "broadcast", "from rank 1");
+  });
+}
+
+// Ranks on GPUs are in tests/core/collectives/nccl.
+TEST(CommTest, WrongDevicesToCheckAreErrorsOfAll) {
+  RunRanks(2, [](int rank, shard_comm* comm) {
+    for (const auto& [device, text] :
+         {std::pair("cpu", "'cpu' is no GPU"), std::pair("cuda:", "cuda:0"),
+          std::pair<const char*, const char*>(nullptr, "device is NULL")}) {
+      // Of two wrong ones, the error is that of the lower rank.
+      EXPECT_FAILS(shard_comm_check_device(comm, rank == 0 ? device : "cpu", 0),
+                   SHARD_INVALID_ARGUMENT, "rank 0", text);
+    }
   });
 }
 

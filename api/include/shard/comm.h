@@ -130,6 +130,16 @@ SHARD_NODISCARD SHARD_API shard_error* shard_comm_sum(
     shard_comm* comm, double* values, size_t count,
     double timeout) SHARD_NOEXCEPT;
 
+/* Checks that GPUs move tensors between the ranks by NCCL: makes each of the
+ * calls that engines on "cuda:N?collectives=nccl" make, with a MiB of every
+ * rank, and compares what arrives; of one rank alone, too. `device`: this
+ * rank's own GPU, such as "cuda:0", as in shard_engine_options.
+ * BACKEND_UNAVAILABLE where there is no NCCL that can be used. An error of NCCL
+ * names the call, and ends the communicator: open another one. COLLECTIVE,
+ * blocks. */
+SHARD_NODISCARD SHARD_API shard_error* shard_comm_check_device(
+    shard_comm* comm, const char* device, double timeout) SHARD_NOEXCEPT;
+
 /* Copies rank `root`'s `bytes` bytes at `data` to all other ranks' `data`: a
  * seed, a configuration, a tokenizer. `data` is the host's memory, and may be
  * NULL where `bytes` is 0. The same `bytes` and `root` on every rank.

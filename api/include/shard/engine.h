@@ -284,13 +284,18 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_json(
  *                          "uuid": "GPU-...", "compute_capability": "9.0",
  *                          "memory_bytes": ..., "free_bytes": ...,
  *                          "error": ""}],
- *             "nccl": {"library": ..., "version": ..., "error": ""},
+ *             "nccl": {"library": ..., "version": ..., "error": "",
+ *                      "oldest": "2.18.0", "path": ..., "of_process": false,
+ *                      "functions": {"ncclMemAlloc": true, ...}},
  *             "cublas": {"library": ..., "version": ..., "error": ""},
  *             "error": ""}}
  * An `error` that is not "" says why something is not there, or cannot be used,
- * and what to do. `driver` is "" where there is none, and nccl and cublas are
- * not looked for then; they are null where libshard_cuda.so does not load. Each
- * GPU is opened for a moment, which may take a second. Any thread. */
+ * and what to do. Of an NCCL that can be used, `oldest` is the oldest version
+ * that libshard uses, `of_process` says whether the process had the library
+ * before, and `functions` which of later versions' it has. `driver` is "" where
+ * there is none, and nccl and cublas are not looked for then; they are null
+ * where libshard_cuda.so does not load. Each GPU is opened for a moment, which
+ * may take a second. Any thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_devices_json(
     char* buffer, size_t capacity, size_t* length) SHARD_NOEXCEPT;
 

@@ -65,6 +65,17 @@ StatusOr<NcclLibrary> Examine(cuda::Library library) {
 
 }  // namespace
 
+std::vector<std::pair<std::string_view, bool>> NcclLibrary::FindLaterFunctions()
+    const {
+  std::vector<std::pair<std::string_view, bool>> found;
+  for (const char* const name :
+       {"ncclMemAlloc", "ncclCommRegister", "ncclCommWindowRegister",
+        "ncclCommShrink", "ncclCommRevoke", "ncclCommGrow"}) {
+    found.emplace_back(name, library.Find<void()>(name) != nullptr);
+  }
+  return found;
+}
+
 Status NcclLibrary::ToStatus(NcclResult result, std::string_view call,
                              NcclComm comm) const {
   if (result == NcclResult::kSuccess) return Status();

@@ -8,6 +8,8 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/base/status.h"
 #include "core/collectives/nccl/nccl_api.h"
@@ -26,6 +28,10 @@ struct NcclLibrary {
   cuda::Library library;
   NcclApi api;
   int version = 0;  // 22809 is 2.28.9.
+
+  // Returns functions of later versions, and whether this one has them.
+  // REQUIRES: the library is not kept.
+  std::vector<std::pair<std::string_view, bool>> FindLaterFunctions() const;
 
   // Returns the status of a call's result: "ncclAllGather: unhandled cuda error
   // (1): ...". `comm`: whose last error is told, too, or null.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/collectives/nccl/library.h"
 #include "core/device/cuda/context.h"
 #include "core/device/cuda/cublas.h"
 #include "core/device/cuda/driver.h"
@@ -71,18 +72,19 @@ Json LibraryToJson(const StatusOr<NameAndVersion>& found) {
           {"error", found.status().message()}};
 }
 
-Json Nccl() {
-  return LibraryToJson(UseFirst(
-      {"libnccl.so.2"}, [](Library library) -> StatusOr<NameAndVersion> {
-        auto* const get = library.Find<int(int*)>("ncclGetVersion");
-        int version = 0;
-        if (get == nullptr || get(&version) != 0) {
-          return NotFound(library.name(), " does not tell its version");
-        }
-        return NameAndVersion(library.name(),
-                              StrCat(version / 10000, ".", version / 100 % 100,
-                                     ".", version % 100));
-      }));
+Json NcclToJson() {
+  const auto opened = nccl::OpenNccl();
+  if (!opened.ok()) return LibraryToJson(opened.status());
+  const Library& library = opened->library;
+  Json json = LibraryToJson(
+      NameAndVersion(library.name(), nccl::VersionText(opened->version)));
+  json["oldest"] = nccl::VersionText(nccl::kOldestVersion);
+  json["path"] = library.FindPath();
+  json["of_process"] = library.origin() == Library::Origin::kProcess;
+  for (const auto& [name, is_there] : opened->FindLaterFunctions()) {
+    json["functions"][std::string(name)] = is_there;
+  }
+  return json;
 }
 
 Json CublasToJson() {
@@ -107,7 +109,7 @@ std::string Describe() {
   const Json json = {{"driver", has_driver ? Driver::VersionText(version) : ""},
                      {"error", status.message()},
                      {"devices", std::move(devices)},
-                     {"nccl", has_driver ? Nccl() : no_driver},
+                     {"nccl", has_driver ? NcclToJson() : no_driver},
                      {"cublas", has_driver ? CublasToJson() : no_driver}};
   // Names come from outside.
   return json.dump(-1, ' ', true, Json::error_handler_t::replace);

@@ -29,11 +29,17 @@ class Library {
   ~Library();
   Library(Library&& other) noexcept
       : name_(std::move(other.name_)),
-        handle_(std::exchange(other.handle_, nullptr)) {}
+        handle_(std::exchange(other.handle_, nullptr)),
+        origin_(other.origin_) {}
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
   const std::string& name() const { return name_; }
+  // Returns kProcess for a library that the process had before.
+  Origin origin() const { return origin_; }
+  // Returns the path of its file, or "" where the loader does not know it.
+  // REQUIRES, of this and Find: Keep was not called.
+  std::string FindPath() const;
 
   // Returns null where the library has no such symbol.
   template <typename Function>
@@ -46,11 +52,13 @@ class Library {
   void Keep() { handle_ = nullptr; }
 
  private:
-  Library(const char* name, void* handle) : name_(name), handle_(handle) {}
+  Library(const char* name, void* handle, Origin origin)
+      : name_(name), handle_(handle), origin_(origin) {}
   void* FindSymbol(const char* symbol) const;
 
   std::string name_;
   void* handle_;  // Null: the library is not closed.
+  Origin origin_;
 };
 
 // Returns the result of use(Library) for the first of `names` with which that

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/device/device.h"
 
@@ -23,7 +24,14 @@ struct Plugin {
   StatusOr<std::shared_ptr<Device>> (*open_device)(std::string_view id);
   // Describes the devices of the machine, as a JSON document.
   std::string (*describe)();
+  // Checks the collectives of the device that open_device names by `id`, as
+  // CollectivesCheck::Run, in the caller's thread. COLLECTIVE.
+  Status (*check_collectives)(std::string_view id, Communicator* control,
+                              const Deadline& deadline);
 };
+
+// The library of GPUs.
+inline constexpr std::string_view kCudaPlugin = "libshard_cuda.so";
 
 // The function that a library exports as "shard_plugin". Returns null where
 // `build_id` is not that of the library.

@@ -580,6 +580,7 @@ FUNCTIONS = {
     "shard_comm_describe": (error_p, [c_void_p, POINTER(c_char_p)]),
     "shard_comm_barrier": (error_p, [c_void_p, double]),
     "shard_comm_sum": (error_p, [c_void_p, POINTER(c_double), size, double]),
+    "shard_comm_check_device": (error_p, [c_void_p, text, double]),
     "shard_comm_broadcast": (error_p, [c_void_p, c_void_p, size, int32,
         double]),
     "shard_comm_counter": (error_p, [c_void_p, text, POINTER(shard_counter)]),

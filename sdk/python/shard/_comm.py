@@ -130,6 +130,13 @@ class Comm(Closable):
             lib.shard_comm_sum(self._c, array, len(array), timeout)
         return array[0] if single else list(array)
 
+    def check_device(self, device, timeout=0):
+        """Checks that GPUs move tensors between the ranks by NCCL. `device` is
+        this rank's own GPU, such as "cuda:0". An error of NCCL ends the
+        communicator. COLLECTIVE."""
+        with self._guard:
+            lib.shard_comm_check_device(self._c, device, timeout)
+
     def broadcast(self, data, root=0, timeout=0):
         """Replaces the bytes of `data`, a writable buffer such as a bytearray
         or an array, by those of rank `root`. The same size on every rank.

@@ -114,6 +114,7 @@ TEST(CommTest, RanksMeetAndExchangeNumbers) {
     std::vector<int> seeds(3, comm.rank() + 7);
     comm.broadcast(std::span(seeds), 1);
     EXPECT_THAT(seeds, ::testing::Each(8));
+    EXPECT_THROW(comm.check_device("cpu"), shard::Error);
     comm.shutdown();
   });
 }

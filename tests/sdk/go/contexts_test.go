@@ -154,6 +154,7 @@ func TestRanksMeetSumAndBroadcast(t *testing.T) {
 		check(r.comm.Sum(r.ctx, values))
 		expectEqual(t, values[0]*10+values[1], 21)
 		check(r.comm.Sum(r.ctx, nil))
+		expectError(t, r.comm.CheckDevice(r.ctx, "cpu"), shard.InvalidArgument, "is no GPU")
 		data := []byte{byte(r.comm.Rank())}
 		check(r.comm.Broadcast(r.ctx, data, 1))
 		expectEqual(t, data[0], 1)

@@ -67,6 +67,8 @@ class CommTest(SdkTest):
             comm.broadcast(data)
             array = numpy.full(3, comm.rank)
             comm.broadcast(array, root=1)
+            with self.assertRaisesRegex(shard.Error, "is no GPU"):
+                comm.check_device("cpu")
             return (comm.sum(comm.rank + 1), comm.sum([1, 0.5]), bytes(data),
                     array.tolist())
 

@@ -21,6 +21,8 @@ fn ranks_add_and_send() {
         comm.broadcast(&mut word, 1, None).unwrap();
         assert_eq!(&word, b"hello");
         comm.sum(&mut [], None).unwrap();
+        let error = comm.check_device("cpu", None).unwrap_err();
+        assert!(error.to_string().contains("is no GPU"), "{error}");
         comm.barrier(Some(Duration::from_secs(20))).unwrap();
         comm.shutdown(None).unwrap();
     });

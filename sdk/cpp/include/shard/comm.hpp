@@ -159,6 +159,13 @@ class Comm {
     return value;
   }
 
+  // Checks that GPUs move tensors between the ranks by NCCL. `device`: this
+  // rank's own GPU, such as "cuda:0". An error of NCCL ends the communicator.
+  // COLLECTIVE, blocks.
+  void check_device(Text device, double timeout = 0) {
+    detail::check(shard_comm_check_device(use(), device.c_str(), timeout));
+  }
+
   // Copies the elements of rank `root` to those of all other ranks. As many
   // bytes on every rank. COLLECTIVE, blocks.
   template <class T>

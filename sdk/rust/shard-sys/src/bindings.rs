@@ -281,6 +281,18 @@ extern "C" {
 }
 
 extern "C" {
+    /// Checks that GPUs move tensors between the ranks by NCCL: makes each of the
+    /// calls that engines on "cuda:N?collectives=nccl" make, with a MiB of every
+    /// rank, and compares what arrives; of one rank alone, too. `device`: this
+    /// rank's own GPU, such as "cuda:0", as in shard_engine_options.
+    /// BACKEND_UNAVAILABLE where there is no NCCL that can be used. An error of NCCL
+    /// names the call, and ends the communicator: open another one. COLLECTIVE,
+    /// blocks.
+    #[must_use]
+    pub fn shard_comm_check_device(comm: *mut shard_comm, device: *const c_char, timeout: f64) -> *mut shard_error;
+}
+
+extern "C" {
     /// Copies rank `root`'s `bytes` bytes at `data` to all other ranks' `data`: a
     /// seed, a configuration, a tokenizer. `data` is the host's memory, and may be
     /// NULL where `bytes` is 0. The same `bytes` and `root` on every rank.
@@ -1134,13 +1146,18 @@ extern "C" {
     ///                          "uuid": "GPU-...", "compute_capability": "9.0",
     ///                          "memory_bytes": ..., "free_bytes": ...,
     ///                          "error": ""}],
-    ///             "nccl": {"library": ..., "version": ..., "error": ""},
+    ///             "nccl": {"library": ..., "version": ..., "error": "",
+    ///                      "oldest": "2.18.0", "path": ..., "of_process": false,
+    ///                      "functions": {"ncclMemAlloc": true, ...}},
     ///             "cublas": {"library": ..., "version": ..., "error": ""},
     ///             "error": ""}}
     /// An `error` that is not "" says why something is not there, or cannot be used,
-    /// and what to do. `driver` is "" where there is none, and nccl and cublas are
-    /// not looked for then; they are null where libshard_cuda.so does not load. Each
-    /// GPU is opened for a moment, which may take a second. Any thread.
+    /// and what to do. Of an NCCL that can be used, `oldest` is the oldest version
+    /// that libshard uses, `of_process` says whether the process had the library
+    /// before, and `functions` which of later versions' it has. `driver` is "" where
+    /// there is none, and nccl and cublas are not looked for then; they are null
+    /// where libshard_cuda.so does not load. Each GPU is opened for a moment, which
+    /// may take a second. Any thread.
     /// ```
     #[must_use]
     pub fn shard_devices_json(buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;

@@ -273,6 +273,16 @@ impl Comm {
         })
     }
 
+    /// Checks that GPUs move tensors between the ranks by NCCL. `device`: this
+    /// rank's own GPU, such as "cuda:0". An error of NCCL ends the communicator.
+    /// COLLECTIVE, blocks.
+    pub fn check_device(&self, device: &str, timeout: Option<Duration>) -> Result<()> {
+        let device = c_text("the device", device)?;
+        self.call(|comm| unsafe {
+            sys::shard_comm_check_device(comm, device.as_ptr(), seconds(timeout))
+        })
+    }
+
     /// Copies rank `root`'s bytes to all other ranks' `data`: a seed, a
     /// configuration. The same length and root on every rank. COLLECTIVE, blocks.
     pub fn broadcast(&self, data: &mut [u8], root: i32, timeout: Option<Duration>) -> Result<()> {

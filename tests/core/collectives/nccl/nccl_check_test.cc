@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The check of NCCL between GPUs: one rank and several, and that each fault is
+// found and named on all ranks.
+
+#include <gtest/gtest.h>
+
+#include "core/base/strings.h"
+#include "core/comm/communicator.h"
+#include "core/device/cuda/check.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/collectives/nccl/nccl_rank.h"
+
+namespace shard::testing::nccl_check_test {
+namespace {
+
+// Runs the check on ranks with a GPU each, and returns rank 0's result.
+Status Check(int ranks, double seconds = 20, bool shutdown = true) {
+  Status first;
+  RunGroup(
+      Backend::kThreads, ranks,
+      [&](Communicator* comm) {
+        const Status status = cuda::CheckCollectives(StrCat(comm->rank()), comm,
+                                                     Deadline::After(seconds));
+        if (comm->rank() == 0) first = status;
+      },
+      shutdown);
+  return first;
+}
+
+TEST(NcclCheckTest, MakesEachCall) {
+  for (const int ranks : {1, 2, 3}) {
+    SCOPED_TRACE(ranks);
+    const FakeNccl fake(OneGpuEach(ranks));
+    EXPECT_OK(Check(ranks));
+    const fake_nccl::Counts counts = fake_nccl::Count();
+    for (const char* const symbol :
+         {"ncclAllGather", "ncclBroadcast", "ncclSend", "ncclRecv"}) {
+      EXPECT_EQ(counts.Calls(symbol), static_cast<uint64_t>(ranks)) << symbol;
+    }
+  }
+}
+
+TEST(NcclCheckTest, AFailedCallIsNamedOnAllRanks) {
+  for (const char* const symbol : {"ncclCommInitRankConfig", "ncclAllGather",
+                                   "ncclBroadcast", "ncclSend", "ncclRecv"}) {
+    SCOPED_TRACE(symbol);
+    for (const int ranks : {1, 2}) {
+      const FakeNccl fake(OneGpuEach(ranks));
+      fake_nccl::FailCall(symbol, 1, fake_nccl::Result::kSystemError,
+                          {.rank = ranks - 1});
+      ExpectError(Check(ranks, 20, /*shutdown=*/false),
+                  StatusCode::kUnavailable, {symbol});
+    }
+  }
+}
+
+TEST(NcclCheckTest, ACallThatDoesNotEndIsNamed) {
+  for (int call = 1; call <= 3; ++call) {
+    SCOPED_TRACE(call);
+    const FakeNccl fake(OneGpuEach(1));
+    fake_nccl::StickAt(static_cast<uint64_t>(call));
+    ExpectError(Check(1, 0.5, /*shutdown=*/false),
+                StatusCode::kDeadlineExceeded,
+                {call == 1   ? "ncclAllGather"
+                 : call == 2 ? "ncclBroadcast"
+                             : "ncclSend and ncclRecv"});
+  }
+}
+
+TEST(NcclCheckTest, AVersionThatCannotBeUsedIsNamed) {
+  const FakeNccl fake(OneGpuEach(2), {.version = 21705});
+  ExpectError(Check(2), StatusCode::kBackendUnavailable,
+              {"no usable NCCL", "2.17.5"});
+}
+
+}  // namespace
+}  // namespace shard::testing::nccl_check_test
