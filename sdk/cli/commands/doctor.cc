@@ -22,12 +22,17 @@ constexpr const char* kDoctorHelp =
 Looks at the library, the CPU, memory, limits, what ranks can meet by, GPUs, and
 a folder for checkpoints, in which it makes a file of 8 MiB for a moment.
 
+With --nccl also at what ranks on several GPUs need: the library NCCL, its
+variables, network interfaces and shared memory. Each GPU then makes NCCL's calls
+alone, and all of them together; each check may take a minute.
+
 Exit code: 0 also where it warns; with --strict 1 then.
 
 Example: shardctl doctor /data/checkpoints)";
 
 struct DoctorArguments {
   std::string folder = ".";
+  bool nccl = false;
   bool strict = false;
   bool json = false;
 };
@@ -82,7 +87,9 @@ int RunDoctor(const DoctorArguments& arguments) {
   LookAtMemory(&findings);
   LookAtLimits(&findings);
   LookAtBackends(&findings);
-  LookAtGpus(&findings);
+  const Json cuda = DescribeGpus();
+  LookAtGpus(cuda, &findings);
+  if (arguments.nccl) LookAtNccl(cuda, &findings);
   LookAtFolder(arguments.folder, &findings);
   const auto warnings = static_cast<size_t>(std::count_if(
       findings.begin(), findings.end(),
@@ -104,6 +111,8 @@ void AddDoctor(CommandLine* line) {
       kDoctorHelp);
   command.AddOption("folder", &doctor->folder, "Where checkpoints would be")
       .ShowDefault();
+  command.AddFlag("--nccl", &doctor->nccl,
+                  "Also check NCCL, and try it on each GPU");
   command.AddFlag("--strict", &doctor->strict, "Exit code 1 for a warning");
   command.AddFlag("--json", &doctor->json, "One JSON document");
   command.Runs([doctor] { return RunDoctor(*doctor); });

@@ -26,6 +26,7 @@
 #include <sstream>
 #include <utility>
 
+#include "sdk/cli/commands/section.h"
 #include "sdk/cli/handles.h"
 #include "sdk/cli/text.h"
 #include "shard/shard.h"
@@ -33,31 +34,6 @@
 namespace shardctl {
 
 namespace {
-
-class Section {
- public:
-  Section(std::string name, std::vector<Finding>* findings)
-      : name_(std::move(name)), findings_(findings) {}
-
-  void Ok(const std::string& name, const std::string& found) {
-    findings_->push_back({name_, name, Finding::kOk, found, ""});
-  }
-  void Info(const std::string& name, const std::string& found) {
-    findings_->push_back({name_, name, Finding::kInfo, found, ""});
-  }
-  void Warn(const std::string& name, const std::string& found,
-            const std::string& remedy) {
-    findings_->push_back({name_, name, Finding::kWarn, found, remedy});
-  }
-  void Say(bool ok, const std::string& name, const std::string& found,
-           const std::string& remedy) {
-    ok ? Ok(name, found) : Warn(name, found, remedy);
-  }
-
- private:
-  const std::string name_;
-  std::vector<Finding>* const findings_;
-};
 
 class Fd {
  public:
@@ -288,59 +264,6 @@ void LookAtBackends(std::vector<Finding>* findings) {
     if (handle != nullptr) ::dlclose(handle);
   } else {
     LookForBlas(&section);
-  }
-}
-
-void LookAtGpus(std::vector<Finding>* findings) {
-  Section section("gpus", findings);
-  // Room for most machines, because each call opens each GPU.
-  std::string text(1 << 16, '\0');
-  size_t length = 0;
-  // The text may grow between two calls.
-  do {
-    text.resize(std::max(text.size(), length + 1));
-    const Error error(shard_devices_json(text.data(), text.size(), &length));
-    if (error != nullptr) {
-      section.Info("devices", shard_error_message(error.get()));
-      return;
-    }
-  } while (length >= text.size());
-  text.resize(length);
-  const Json cuda = Json::parse(text)["cuda"];
-  const std::string version = cuda["driver"];
-  const std::string known = version.empty() ? "" : "for CUDA " + version;
-  if (const std::string error = cuda["error"]; !error.empty()) {
-    // A machine without GPUs is fit, too.
-    section.Info("driver", known.empty() ? error : known + "; " + error);
-  } else {
-    section.Ok("driver", known);
-    if (cuda["devices"].empty()) section.Info("devices", "none");
-  }
-  for (const Json& device : cuda["devices"]) {
-    const std::string error = device["error"];
-    const std::string name = device["spec"];
-    if (error.empty()) {
-      section.Ok(name, device["name"].get<std::string>() +
-                           ", compute capability " +
-                           device["compute_capability"].get<std::string>() +
-                           ", " + BytesText(device["free_bytes"]) +
-                           " free of " + BytesText(device["memory_bytes"]) +
-                           ", " + device["uuid"].get<std::string>());
-    } else {
-      section.Warn(name, error,
-                   "see the message; docs/gpu.md has what it needs");
-    }
-  }
-  for (const char* const library : {"nccl", "cublas"}) {
-    const Json& found = cuda[library];
-    if (found.is_null()) {
-      section.Info(library, "not looked for without libshard_cuda.so");
-    } else if (found["error"] == "") {
-      section.Ok(library, found["library"].get<std::string>() + " " +
-                              found["version"].get<std::string>());
-    } else {
-      section.Info(library, found["error"]);
-    }
   }
 }
 

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "sdk/cli/text.h"
+
 namespace shardctl {
 
 struct Finding {
@@ -31,8 +33,12 @@ void LookAtMemory(std::vector<Finding>* findings);
 void LookAtLimits(std::vector<Finding>* findings);
 // Checks threads, shared memory, and libraries that are loaded at run time.
 void LookAtBackends(std::vector<Finding>* findings);
+// Returns the object "cuda" of shard_devices_json.
+Json DescribeGpus();
 // Lists the GPUs, and the libraries for them.
-void LookAtGpus(std::vector<Finding>* findings);
+void LookAtGpus(const Json& cuda, std::vector<Finding>* findings);
+// Checks NCCL, and makes calls of it on each GPU.
+void LookAtNccl(const Json& cuda, std::vector<Finding>* findings);
 void LookAtFolder(const std::string& folder, std::vector<Finding>* findings);
 
 }  // namespace shardctl
