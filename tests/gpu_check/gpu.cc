@@ -69,6 +69,19 @@ void Gpu::Free(void* memory) {
   Check(api().MemFree(reinterpret_cast<CuPointer>(memory)), "cuMemFree");
 }
 
+void* Gpu::AllocatePinned(size_t bytes) {
+  void* memory = nullptr;
+  Check(
+      api().MemHostAlloc(&memory, bytes,
+                         cuda::kHostAllocPortable | cuda::kHostAllocDeviceMap),
+      "cuMemHostAlloc");
+  return memory;
+}
+
+void Gpu::FreePinned(void* memory) {
+  Check(api().MemFreeHost(memory), "cuMemFreeHost");
+}
+
 void Gpu::Copy(void* to, const void* from, size_t bytes) {
   Check(api().MemcpyAsync(reinterpret_cast<CuPointer>(to),
                           reinterpret_cast<CuPointer>(from), bytes, stream_),

@@ -33,6 +33,10 @@ class Gpu {
   void* Allocate(size_t bytes);
   void Free(void* memory);
 
+  // Memory of the host that the device reaches.
+  void* AllocatePinned(size_t bytes);
+  void FreePinned(void* memory);
+
   // Copies in the order of the stream.
   void Copy(void* to, const void* from, size_t bytes);
   void FillZeros(void* to, size_t bytes);

@@ -28,9 +28,11 @@ except SystemExit as error:
 else:
     raise AssertionError("1 MiB is enough")
 
-# All parts together are done within 10 minutes, and the times are those that
-# people read.
-assert sum(check.PARTS.values()) <= 590, sum(check.PARTS.values())
+# The parts of a run are done within 10 minutes, each part is in one run, and
+# the times are those that people read.
+for run in check.RUNS.values():
+    assert sum(check.PARTS[part] for part in run) <= 590, run
+assert sorted(sum(check.RUNS.values(), ())) == sorted(check.PARTS), check.RUNS
 for text in (check.__doc__, pathlib.Path("docs/gpu.md").read_text()):
     told = re.findall(r"^(?:    |\| `)(\w+)(?: +|` \| )(\d+)(?: s  | \| )", text, re.M)
     assert {part: int(seconds) for part, seconds in told} == check.PARTS, told
@@ -45,7 +47,8 @@ for program in "$folder"/gpu_check_*; do
 done
 # The fake that has the kernels of samples/gpt, too.
 export LD_LIBRARY_PATH="$PWD/tests/samples/gpt/fake_cuda:$PWD/tests/fake_cuda"
-export SHARD_FAKE_CUDA_STRICT=1
+LD_LIBRARY_PATH+=":$PWD/tests/fake_nccl"
+export SHARD_FAKE_CUDA_STRICT=1 SHARD_FAKE_NCCL_STRICT=1
 
 # check ARGUMENT...: runs all parts, or those of the arguments.
 check() {
@@ -54,12 +57,14 @@ check() {
 }
 
 check || fail "$(<"$TEST_TMPDIR/out")"
-for part in load bits staged bandwidth overhead graphs muon offload model torch \
+for part in load bits staged bandwidth overhead nccl graphs muon offload model torch \
   sanitizer; do
   grep -qE "^$part +passed" "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"
 done
 # Every optimizer that GPUs have in five combinations of dtypes, and more.
 grep -qE "^bits +passed +16[0-9] of 16[0-9] checks" "$TEST_TMPDIR/out" ||
+  fail "$(<"$TEST_TMPDIR/out")"
+grep -qE "^nccl +passed +14 of 14 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 grep -qE "^graphs +passed +4 of 4 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
@@ -78,7 +83,7 @@ found = json.load(open(sys.argv[1]))
 assert found["device"].startswith("Fake GPU"), found["device"]
 parts = found["parts"]
 assert list(parts) == ["load", "bits", "staged", "bandwidth", "overhead",
-                       "graphs", "muon", "offload", "model", "torch",
+                       "nccl", "graphs", "muon", "offload", "model", "torch",
                        "sanitizer"], parts
 assert all(not part["wrong"] and part["results"] for part in parts.values())
 assert any(result["check"] == "copy" and result["value"] > 0
@@ -222,16 +227,29 @@ grep -q "model: not run: .*no cuBLAS: .*libcublas.so.12" "$TEST_TMPDIR/out" ||
 grep -q "muon: not run: .*libcublasLt.so.12: " "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 
+# What NCCL does wrong is found, and a machine without NCCL has the reason.
+for fault in ncclBroadcast:2:2 ncclCommSplit:1:3 ncclMemAlloc:1:1; do
+  (export SHARD_FAKE_NCCL_FAIL="$fault" && check --part nccl) && fail "$fault"
+  grep -q "FAILED .*${fault%%:*}: " "$TEST_TMPDIR/out" ||
+    fail "$fault: $(<"$TEST_TMPDIR/out")"
+done
+mkdir "$TEST_TMPDIR/no_nccl"
+head -c 4096 /dev/zero >"$TEST_TMPDIR/no_nccl/libnccl.so.2"
+LD_LIBRARY_PATH="$TEST_TMPDIR/no_nccl:$LD_LIBRARY_PATH" check --part nccl ||
+  fail "$(<"$TEST_TMPDIR/out")"
+grep -q "nccl: not run: .*libnccl.so.2" "$TEST_TMPDIR/out" ||
+  fail "$(<"$TEST_TMPDIR/out")"
+
 # NCCL and cuBLAS are found where Python's nvidia packages have them.
 mkdir -p "$TEST_TMPDIR/packages/nvidia/nccl/lib" \
   "$TEST_TMPDIR/packages/nvidia/cu13/lib" "$TEST_TMPDIR/driver_alone"
 cp tests/fake_cuda/libcuda.so.1 "$TEST_TMPDIR/driver_alone"
-cp tests/sdk/cli/fake_libraries/libnccl.so.2 \
+cp tests/fake_nccl/libnccl.so.2 \
   "$TEST_TMPDIR/packages/nvidia/nccl/lib"
 cp tests/fake_cuda/libcublasLt.so.13 "$TEST_TMPDIR/packages/nvidia/cu13/lib"
 PYTHONPATH="$TEST_TMPDIR/packages" LD_LIBRARY_PATH="$TEST_TMPDIR/driver_alone" \
   check --part load || fail "$(<"$TEST_TMPDIR/out")"
-for line in "nccl: libnccl.so.2 2.27.3" "cublas: libcublasLt.so.13 13.8"; do
+for line in "nccl: libnccl.so.2 2.28.9" "cublas: libcublasLt.so.13 13.8"; do
   grep -q "$line" "$TEST_TMPDIR/out" || fail "$line: $(<"$TEST_TMPDIR/out")"
 done
 

@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The part of NCCL, of which a machine with one GPU has one rank: libshard's
+// calls and how they end, replays of a captured call, memory that is
+// registered, and the abort of a call behind a stream that is stuck.
+//
+//   gpu_check_nccl nccl [--device cuda:0] [--elements N]
+//
+// A program of its own: the C++ interface, which the other parts use, has names
+// of the library's inside.
+
+#include <dlfcn.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/collectives/nccl/library.h"
+#include "core/collectives/nccl/rank_comms.h"
+#include "core/comm/communicator.h"
+#include "core/device/cuda/context.h"
+#include "core/device/cuda/device_name.h"
+#include "shard/shard.h"
+#include "tests/gpu_check/gpu.h"
+#include "tests/gpu_check/raw_comm.h"
+#include "tests/gpu_check/report.h"
+
+namespace shard::gpu_check {
+
+namespace {
+
+using nccl::NcclApi;
+using nccl::NcclComm;
+using nccl::NcclLibrary;
+using nccl::NcclResult;
+using nccl::NcclType;
+using nccl::RankComms;
+
+constexpr int kReplays = 100;
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// One rank with its communicator, as an engine has.
+class OneRank {
+ public:
+  explicit OneRank(int ordinal)
+      : control_(Take(OpenCommunicator("local:", {}))),
+        notices_(Take(control_->OpenNotices("gpu_check", 1, Soon()))) {
+    const RankSet all = RankSet::All(1);
+    comms_ = Take(RankComms::Open(control_.get(), notices_.get(),
+                                  Take(cuda::Context::Open(ordinal)),
+                                  Take(nccl::OpenNccl()), {&all, 1}, Soon()));
+  }
+
+  static Deadline Soon() { return Deadline::After(kSeconds); }
+
+  Status Enqueue(const char* name, const RankComms::Calls& calls) {
+    return comms_->Enqueue(name, RankSet::All(1), calls,
+                           [deadline = Soon()]() -> Status {
+                             if (!deadline.Expired()) return Status();
+                             return DeadlineExceeded("not enqueued in time");
+                           });
+  }
+  RankComms& comms() { return *comms_; }
+
+ private:
+  const std::shared_ptr<Communicator> control_;
+  const std::unique_ptr<Notices> notices_;
+  std::unique_ptr<RankComms> comms_;
+};
+
+// Memory that is sent and memory that receives it.
+class Buffers {
+ public:
+  Buffers(Gpu* gpu, size_t bytes)
+      : gpu_(gpu),
+        send_(static_cast<std::byte*>(gpu->Allocate(bytes))),
+        recv_(static_cast<std::byte*>(gpu->Allocate(bytes))),
+        sent_(bytes),
+        received_(bytes) {}
+  ~Buffers() {
+    gpu_->Free(recv_);
+    gpu_->Free(send_);
+  }
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+
+  std::byte* send() const { return send_; }
+  std::byte* recv() const { return recv_; }
+  size_t bytes() const { return sent_.size(); }
+
+  // Writes other values, and clears what receives them.
+  void Write(uint32_t seed) {
+    for (size_t i = 0; i < sent_.size(); ++i) {
+      sent_[i] = static_cast<std::byte>((i * 7 + i / 251 + seed * 31) % 253);
+    }
+    gpu_->Copy(send_, sent_.data(), bytes());
+    gpu_->FillZeros(recv_, bytes());
+    gpu_->Finish();
+  }
+  // Returns whether the values have come.
+  bool Came() {
+    gpu_->Copy(received_.data(), recv_, bytes());
+    gpu_->Finish();
+    return received_ == sent_;
+  }
+
+ private:
+  Gpu* const gpu_;
+  std::byte* const send_;
+  std::byte* const recv_;
+  std::vector<std::byte> sent_;
+  std::vector<std::byte> received_;
+};
+
+struct Call {
+  const char* name;
+  RankComms::Calls calls;
+};
+
+// The calls of NcclCollectives.
+std::vector<Call> CallsOf(const Buffers& buffers, void* stream) {
+  std::byte* const send = buffers.send();
+  std::byte* const recv = buffers.recv();
+  const size_t bytes = buffers.bytes();
+  return {
+      {"ncclAllGather",
+       [=](const NcclApi& api, NcclComm comm) {
+         return api.AllGather(send, recv, bytes, NcclType::kInt8, comm, stream);
+       }},
+      {"ncclBroadcast",
+       [=](const NcclApi& api, NcclComm comm) {
+         return api.Broadcast(send, recv, bytes, NcclType::kInt8, 0, comm,
+                              stream);
+       }},
+      {"ncclSend and ncclRecv",
+       [=](const NcclApi& api, NcclComm comm) {
+         const NcclResult sent =
+             api.Send(send, bytes, NcclType::kInt8, 0, comm, stream);
+         const NcclResult received =
+             api.Recv(recv, bytes, NcclType::kInt8, 0, comm, stream);
+         return std::max(sent, received);
+       }},
+  };
+}
+
+void CheckCalls(Gpu* gpu, Buffers* buffers, OneRank* rank, Report* report) {
+  uint32_t seed = 0;
+  for (const Call& call : CallsOf(*buffers, gpu->stream())) {
+    buffers->Write(++seed);
+    std::vector<double> seconds;
+    std::string why;
+    for (int i = 0; i < 5 && why.empty(); ++i) {
+      const auto start = Clock::now();
+      why = rank->Enqueue(call.name, call.calls).message();
+      gpu->Finish();
+      seconds.push_back(SecondsSince(start));
+    }
+    if (why.empty() && !buffers->Came()) why = "other bytes came";
+    report->Check(call.name, why.empty(), why);
+    report->Number(StrCat(call.name, " of ", FormatBytes(buffers->bytes())),
+                   Median(seconds) * 1e3, "ms");
+  }
+  const Status status = rank->comms().AsyncError();
+  report->Check("no error afterwards", status.ok(), status.message());
+}
+
+// Each replay sends what is in the memory then.
+void CheckReplays(Gpu* gpu, Buffers* buffers, OneRank* rank, Report* report) {
+  for (const Call& call : CallsOf(*buffers, gpu->stream())) {
+    const std::string name = StrCat(kReplays, " replays of ", call.name);
+    buffers->Write(0);
+    gpu->BeginCapture();
+    const Status captured = rank->Enqueue(call.name, call.calls);
+    gpu->EndCapture();
+    if (!captured.ok()) {
+      report->Check(name, false, captured.message());
+      continue;
+    }
+    int wrong = 0;
+    for (uint32_t i = 1; i <= kReplays; ++i) {
+      buffers->Write(i);
+      gpu->Launch();
+      if (!buffers->Came()) ++wrong;
+    }
+    report->Check(name, wrong == 0, StrCat(wrong, " of them are wrong"));
+  }
+}
+
+// Functions of 2.19 and 2.27, which libshard does not call yet.
+struct Registration {
+  explicit Registration(const NcclLibrary& library) {
+    const cuda::Library& it = library.library;
+    alloc = it.Find<NcclResult(void**, size_t)>("ncclMemAlloc");
+    free = it.Find<NcclResult(void*)>("ncclMemFree");
+    add = it.Find<NcclResult(NcclComm, void*, size_t, void**)>(
+        "ncclCommRegister");
+    remove = it.Find<NcclResult(NcclComm, void*)>("ncclCommDeregister");
+    add_window = it.Find<NcclResult(NcclComm, void*, size_t, void**, int)>(
+        "ncclCommWindowRegister");
+    remove_window =
+        it.Find<NcclResult(NcclComm, void*)>("ncclCommWindowDeregister");
+  }
+
+  bool IsThere() const {
+    return alloc != nullptr && free != nullptr && add != nullptr &&
+           remove != nullptr;
+  }
+
+  NcclResult (*alloc)(void** memory, size_t bytes);
+  NcclResult (*free)(void* memory);
+  NcclResult (*add)(NcclComm comm, void* memory, size_t bytes, void** handle);
+  NcclResult (*remove)(NcclComm comm, void* handle);
+  NcclResult (*add_window)(NcclComm comm, void* memory, size_t bytes,
+                           void** window, int flags);
+  NcclResult (*remove_window)(NcclComm comm, void* window);
+};
+
+void CheckRegistration(const NcclLibrary& library, const Registration& calls,
+                       Gpu* gpu, size_t bytes, Report* report) {
+  RawComm comm(library);
+  const auto require = [&](NcclResult result, const char* call) {
+    Require(library.ToStatus(result, call, comm.get()));
+  };
+  void* memory = nullptr;
+  require(calls.alloc(&memory, bytes), "ncclMemAlloc");
+  const auto gather = [&] {
+    const std::vector<std::byte> sent(bytes, std::byte{0x5a});
+    std::vector<std::byte> received(bytes);
+    gpu->Copy(memory, sent.data(), bytes);
+    comm.Await("ncclAllGather",
+               library.api.AllGather(memory, memory, bytes, NcclType::kInt8,
+                                     comm.get(), gpu->stream()),
+               comm.address());
+    gpu->Copy(received.data(), memory, bytes);
+    gpu->Finish();
+    if (received != sent) throw std::runtime_error("other bytes came");
+  };
+  Try(
+      "ncclCommRegister of ncclMemAlloc's memory",
+      [&] {
+        void* handle = nullptr;
+        require(calls.add(comm.get(), memory, bytes, &handle),
+                "ncclCommRegister");
+        gather();
+        // NCCL gives no handle where it registers nothing.
+        if (handle != nullptr) {
+          require(calls.remove(comm.get(), handle), "ncclCommDeregister");
+        }
+      },
+      report);
+  if (calls.add_window == nullptr || calls.remove_window == nullptr) {
+    report->Text("windows", "not run: this NCCL has none");
+  } else {
+    Try(
+        "ncclCommWindowRegister of ncclMemAlloc's memory",
+        [&] {
+          void* window = nullptr;
+          constexpr int kSymmetric = 1;
+          const NcclComm raw = comm.get();
+          comm.Await("ncclCommWindowRegister",
+                     calls.add_window(raw, memory, bytes, &window, kSymmetric),
+                     &raw);
+          gather();
+          if (window != nullptr) {
+            require(calls.remove_window(raw, window),
+                    "ncclCommWindowDeregister");
+          }
+        },
+        report);
+  }
+  comm.End();
+  require(calls.free(memory), "ncclMemFree");
+}
+
+// A stream that goes on only when the host says so.
+class Gate {
+ public:
+  explicit Gate(Gpu* gpu) : flag_(gpu) {
+    void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    const auto wait = reinterpret_cast<Wait>(
+        driver == nullptr ? nullptr : dlsym(driver, "cuStreamWaitValue32_v2"));
+    if (wait == nullptr) throw std::runtime_error("no cuStreamWaitValue32");
+    constexpr unsigned kAtLeast = 0;
+    if (wait(static_cast<cuda::CuStream>(gpu->stream()), flag_.address(), 1,
+             kAtLeast) != cuda::CuResult::kSuccess) {
+      throw std::runtime_error("cuStreamWaitValue32 fails");
+    }
+  }
+  ~Gate() { Open(); }
+  void Open() { flag_.Set(); }
+
+ private:
+  using Wait = cuda::CuResult (*)(cuda::CuStream, cuda::CuPointer, uint32_t,
+                                  unsigned);
+
+  // Pinned memory of the host.
+  class Flag {
+   public:
+    explicit Flag(Gpu* gpu)
+        : gpu_(gpu),
+          value_(
+              static_cast<uint32_t*>(gpu->AllocatePinned(sizeof(uint32_t)))) {
+      *value_ = 0;
+    }
+    ~Flag() { gpu_->FreePinned(value_); }
+    Flag(const Flag&) = delete;
+    Flag& operator=(const Flag&) = delete;
+    cuda::CuPointer address() const {
+      return reinterpret_cast<cuda::CuPointer>(value_);
+    }
+    void Set() { std::atomic_ref<uint32_t>(*value_).store(1); }
+
+   private:
+    Gpu* const gpu_;
+    uint32_t* const value_;
+  };
+
+  Flag flag_;
+};
+
+// A call that does not come to its end is ended in time, the stream goes on,
+// and another communicator works.
+void CheckAbort(int ordinal, Gpu* gpu, Buffers* buffers, Report* report) {
+  const Call call = CallsOf(*buffers, gpu->stream())[2];
+  OneRank rank(ordinal);
+  // NCCL connects at a first call.
+  Require(rank.Enqueue(call.name, call.calls));
+  gpu->Finish();
+  double seconds = 0;
+  bool ended = false;
+  {
+    Gate gate(gpu);
+    Require(rank.Enqueue(call.name, call.calls));
+    const auto start = Clock::now();
+    ended = rank.comms().Abort();
+    seconds = SecondsSince(start);
+    gate.Open();
+    gpu->Finish();
+  }
+  report->Check("the abort behind a stuck stream", ended,
+                StrCat("it is not over after ", seconds, " s"));
+  report->Number("time of that abort", seconds * 1e3, "ms");
+  Try(
+      "another communicator after the abort",
+      [&] {
+        OneRank another(ordinal);
+        buffers->Write(77);
+        Require(another.Enqueue(call.name, call.calls));
+        if (!buffers->Came()) throw std::runtime_error("other bytes came");
+      },
+      report);
+}
+
+// Runs the check that hosts have.
+void CheckByLibrary(const std::string& device) {
+  const auto require = [](shard_error* error) {
+    if (error == nullptr) return;
+    const std::string text = shard_error_message(error);
+    shard_error_free(error);
+    throw std::runtime_error(text);
+  };
+  shard_comm* comm = nullptr;
+  require(shard_comm_open("local:", nullptr, &comm));
+  const std::unique_ptr<shard_comm, void (*)(shard_comm*)> owned(
+      comm, shard_comm_free);
+  require(shard_comm_check_device(comm, device.c_str(), kSeconds));
+}
+
+int OrdinalOf(const std::string& device) {
+  constexpr std::string_view kCuda = "cuda:";
+  const std::string_view text = device;
+  const auto name = Take(cuda::ParseDeviceName(
+      text.starts_with(kCuda) ? text.substr(kCuda.size()) : text));
+  if (name.uuid.empty()) return name.ordinal;
+  throw std::runtime_error("name the device by its number, cuda:0");
+}
+
+void Run(const std::string& device, std::int64_t elements, Report* report) {
+  auto library = nccl::OpenNccl();
+  if (!library.ok()) {
+    report->Text("nccl", "not run: " + library.status().message());
+    return;
+  }
+  report->Text("nccl", StrCat(nccl::VersionText(library->version), ", ",
+                              library->library.FindPath()));
+  Try(
+      "libshard's own check", [&] { CheckByLibrary(device); }, report);
+
+  const int ordinal = OrdinalOf(device);
+  constexpr std::int64_t kMost = std::int64_t{64} << 20;
+  const auto bytes = static_cast<size_t>(std::min(kMost, elements));
+  Gpu gpu(ordinal);
+  Buffers buffers(&gpu, bytes);
+  {
+    const auto start = Clock::now();
+    OneRank rank(ordinal);
+    report->Number("a communicator's start", SecondsSince(start) * 1e3, "ms");
+    CheckCalls(&gpu, &buffers, &rank, report);
+    // Small: each replay has other values.
+    Buffers small(&gpu, std::min(bytes, size_t{1} << 16));
+    CheckReplays(&gpu, &small, &rank, report);
+  }
+  Try(
+      "ncclCommSplit and ends",
+      [&] {
+        RawComm comm(*library);
+        comm.Split();
+        comm.End();
+      },
+      report);
+  const Registration registration(*library);
+  if (registration.IsThere()) {
+    Try(
+        "registered memory",
+        [&] { CheckRegistration(*library, registration, &gpu, bytes, report); },
+        report);
+  } else {
+    report->Text("registration",
+                 "not run: this NCCL has no ncclMemAlloc or ncclCommRegister");
+  }
+  CheckAbort(ordinal, &gpu, &buffers, report);
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("The part nccl of gpu_check.");
+  std::string part;
+  std::string device = "cuda:0";
+  std::int64_t elements = std::int64_t{1} << 30;
+  app.add_option("part", part)->required()->check(CLI::IsMember({"nccl"}));
+  app.add_option("--device", device, "cuda:0");
+  app.add_option("--elements", elements, "At most so many bytes are sent");
+  CLI11_PARSE(app, argc, argv);
+  Report report(part);
+  try {
+    const Gpu gpu(OrdinalOf(device));
+    report.Text("device", gpu.Describe());
+    Run(device, elements, &report);
+  } catch (const std::exception& error) {
+    report.Check("the part runs", false, error.what());
+  }
+  return report.ok() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace shard::gpu_check
+
+int main(int argc, char** argv) { return shard::gpu_check::Main(argc, argv); }
