@@ -57,6 +57,11 @@ bool LookAtNcclLibrary(const Json& cuda, Section* section) {
     return false;
   }
   if (const std::string error = nccl["error"]; !error.empty()) {
+    // Without a driver it is not looked for, which is warned of below.
+    if (cuda["driver"] == "") {
+      section->Info("library", error);
+      return false;
+    }
     section->Warn("library", error, kInstall);
     return false;
   }

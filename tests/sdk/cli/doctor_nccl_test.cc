@@ -91,6 +91,7 @@ TEST_F(DoctorNcclTest, WithoutAGpuThereIsARemedy) {
   const Folder folder;
   WriteNoLibrary(folder / "libcuda.so.1");
   Examine({folder / "", kFakeNccl});
+  EXPECT_EQ(Found("library"), "info not looked for: there is no driver");
   ExpectHas(Found("ranks"), {"warn no CUDA driver: "});
   ExpectHas(Remedy("ranks"), {"install NVIDIA's driver", "--gpus all"});
   EXPECT_EQ(RunShardctl({"doctor", "--nccl", "--strict"}).code, 1);
