@@ -1130,9 +1130,9 @@ extern "C" {
     ///   "host"    through memory that ranks on a host share, and the network
     ///   "staged"  as "host", by copies from and to GPUs
     ///   "nccl N"  by NCCL of that version
-    /// `sum_order` is the order in which gradients are added over ranks: "ranks", all
-    /// in fp32 in the order of ranks, or "library", some in one that the transport
-    /// chooses. More keys may come. Local.
+    /// `sum_order` is the order in which gradients are added over ranks: "ranks",
+    /// all in fp32 in the order of ranks, or "library", some in one that the
+    /// transport chooses. More keys may come. Local.
     /// ```
     #[must_use]
     pub fn shard_engine_json(engine: *const shard_engine, buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;
