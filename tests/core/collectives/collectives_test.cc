@@ -96,9 +96,13 @@ void CheckReduceScatter(BlockingCollectives* comm, const RankSet& set,
   Bytes recv = old;
   recv.push_back(std::byte{0xEE});
   const Bytes before = send;
-  SHARD_ASSERT_OK(comm->ReduceScatter(
-      "gradients", set,
-      {send.data(), dtype, count, recv.data(), recv_dtype, add}));
+  SHARD_ASSERT_OK(comm->ReduceScatter("gradients", set,
+                                      {.send = send.data(),
+                                       .dtype = dtype,
+                                       .count = count,
+                                       .recv = recv.data(),
+                                       .recv_dtype = recv_dtype,
+                                       .add = add}));
   Bytes expected =
       ExpectedSum(set, comm->rank(), dtype, count, old, recv_dtype, add);
   expected.push_back(std::byte{0xEE});
@@ -233,8 +237,12 @@ TEST_P(CollectivesTest, ReduceScattersInPlace) {
                     expected.begin() + static_cast<ptrdiff_t>(rank * bytes));
           SHARD_ASSERT_OK(
               comm->ReduceScatter("in place", all,
-                                  {data.data(), dtype, count,
-                                   data.data() + rank * bytes, dtype, add}));
+                                  {.send = data.data(),
+                                   .dtype = dtype,
+                                   .count = count,
+                                   .recv = data.data() + rank * bytes,
+                                   .recv_dtype = dtype,
+                                   .add = add}));
           EXPECT_TRUE(data == expected) << DTypeName(dtype) << " " << count;
         }
       }

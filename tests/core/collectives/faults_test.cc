@@ -35,9 +35,14 @@ struct TensorCall {
     const RankSet mine = RankSet::Of(comm->rank(), set.stride, set.count);
     std::vector<float> send(100 * kWorldSize);
     std::vector<float> recv(100);
-    return comm->ReduceScatter(
-        "gradients", mine,
-        {send.data(), dtype, count, recv.data(), recv_dtype, add, groups});
+    return comm->ReduceScatter("gradients", mine,
+                               {.send = send.data(),
+                                .dtype = dtype,
+                                .count = count,
+                                .recv = recv.data(),
+                                .recv_dtype = recv_dtype,
+                                .add = add,
+                                .block_groups = groups});
   }
 };
 
