@@ -6,6 +6,7 @@
 
 #include "core/base/spec.h"
 #include "core/base/strings.h"
+#include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/device/event.h"
 #include "core/device/plugin/plugin.h"
@@ -34,11 +35,10 @@ StatusOr<CollectivesCheck> CollectivesCheck::Prepare(std::string_view spec) {
   return CollectivesCheck(plugin, std::string(parsed.body()), std::move(queue));
 }
 
-Status CollectivesCheck::Run(std::shared_ptr<Communicator> control,
+Status CollectivesCheck::Run(const std::shared_ptr<Communicator>& control,
                              const Deadline& deadline) {
   // The thread may outlive the check.
-  queue_->Push("check", [plugin = plugin_, id = id_,
-                         control = std::move(control), deadline] {
+  queue_->Push("check", [plugin = plugin_, id = id_, control, deadline] {
     return plugin->check_collectives(id, control.get(), deadline);
   });
   const double left =
@@ -47,10 +47,13 @@ Status CollectivesCheck::Run(std::shared_ptr<Communicator> control,
   Status status = end.Synchronize(Deadline::After(left));
   if (end.IsDone()) return status;
   static_cast<void>(queue_.release());
-  return DeadlineExceeded(
+  const Status late = DeadlineExceeded(
       "a library did not return within ", left,
       " s, and its thread is left behind; look at the GPU (nvidia-smi), and at "
       "the network that NCCL uses (NCCL_DEBUG=INFO)");
+  // Its thread still uses the communicator.
+  control->Abort(late);
+  return late;
 }
 
 }  // namespace shard

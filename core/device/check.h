@@ -29,9 +29,11 @@ class CollectivesCheck {
   // Sends a MiB of each rank with each call, and compares what arrives.
   // COLLECTIVE: each rank has a GPU of its own. Runs in a thread of its own,
   // which is left behind where a library does not return soon after the
-  // deadline. Errors: kBackendUnavailable where there is no library; the error
-  // of a call, with its name, which ends the family of `control`.
-  Status Run(std::shared_ptr<Communicator> control, const Deadline& deadline);
+  // deadline. Errors: kBackendUnavailable where there is no library that all
+  // ranks can use. Those that end the family of `control`: the error of a call,
+  // with its name; kDeadlineExceeded where a library does not return.
+  Status Run(const std::shared_ptr<Communicator>& control,
+             const Deadline& deadline);
 
  private:
   CollectivesCheck(const Plugin* plugin, std::string id,

@@ -84,8 +84,7 @@ struct SumBlocksArgs {
   int32_t ranks;
   DType dtype;
   DType recv_dtype;
-  // 0 or 1. Behind one byte there would be padding, with bytes that a search
-  // for pointers in arguments, as that of the driver's fake, takes for one.
+  // 0 or 1. So there is no padding, and arguments can be told by their bytes.
   int32_t add;
   uint64_t count;
   void* recv;

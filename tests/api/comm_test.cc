@@ -205,7 +205,7 @@ TEST(CommTest, WrongDevicesToCheckAreErrorsOfAll) {
     for (const auto& [device, text] :
          {std::pair("cpu", "'cpu' is no GPU"), std::pair("cuda:", "cuda:0"),
           std::pair<const char*, const char*>(nullptr, "device is NULL")}) {
-      // Of two wrong ones, the error is that of the lower rank.
+      // Where two are wrong, the error is that of the lower rank.
       EXPECT_FAILS(shard_comm_check_device(comm, rank == 0 ? device : "cpu", 0),
                    SHARD_INVALID_ARGUMENT, "rank 0", text);
     }

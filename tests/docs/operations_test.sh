@@ -25,8 +25,8 @@ said = {finding["name"]: finding for finding in json.load(open(sys.argv[2]))["fi
         if finding["section"] == "nccl"}
 for name, effect in re.findall(r"^\| `(NCCL_\w+)` \| (.*) \|$", text, re.M):
     found = said[name]
-    # The first words: "refused", "harmless", "slower", "changes speed, not bits".
-    for words in ("refused", "harmless", "slower", "changes speed, not bits"):
+    # The first words: "refused", "harmless", "slower", "changes speed, and the order of sums".
+    for words in ("refused", "harmless", "slower", "changes speed, and the order of sums"):
         assert (words in effect) == (words in found["found"]), (effect, found)
     assert ("unset it" in effect or "refused" in effect) <= (
         found["level"] == "warn"), (effect, found)
@@ -39,7 +39,7 @@ grep -oE '^    shardctl .*' "$document" | while read -r _ arguments; do
     fail "shardctl $arguments: $(<"$TEST_TMPDIR/out")"
 done
 
-# What messages are quoted with, but for NCCL's own.
+# Words of libshard's own messages, which are quoted.
 sed -nE '/^## Errors/,/^## After/p' "$document" | grep '^| `' |
   cut -d'|' -f2 | grep -oE '"[^"]+"' | tr -d '"' |
   grep -vE '^(unhandled|remote process)' | while read -r quote; do

@@ -29,7 +29,7 @@ extern "C" __attribute__((visibility("default"))) CuResult cuStreamSynchronize(
   return fake->lost;
 }
 
-// Of all flags, only 0 is known: until the value is at least `least`.
+// Only the flags 0 are known: until the value is at least `least`.
 extern "C" __attribute__((visibility("default"))) CuResult
 cuStreamWaitValue32_v2(CuStream handle, CuPointer address, uint32_t least,
                        unsigned flags) {

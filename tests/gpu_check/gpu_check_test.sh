@@ -64,7 +64,7 @@ done
 # Every optimizer that GPUs have in five combinations of dtypes, and more.
 grep -qE "^bits +passed +16[0-9] of 16[0-9] checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
-grep -qE "^nccl +passed +14 of 14 checks" "$TEST_TMPDIR/out" ||
+grep -qE "^nccl +passed +16 of 16 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 grep -qE "^graphs +passed +4 of 4 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
@@ -227,7 +227,7 @@ grep -q "model: not run: .*no cuBLAS: .*libcublas.so.12" "$TEST_TMPDIR/out" ||
 grep -q "muon: not run: .*libcublasLt.so.12: " "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 
-# What NCCL does wrong is found, and a machine without NCCL has the reason.
+# An error of NCCL is found, and a machine without NCCL has the reason.
 for fault in ncclBroadcast:2:2 ncclCommSplit:1:3 ncclMemAlloc:1:1; do
   (export SHARD_FAKE_NCCL_FAIL="$fault" && check --part nccl) && fail "$fault"
   grep -q "FAILED .*${fault%%:*}: " "$TEST_TMPDIR/out" ||

@@ -191,7 +191,9 @@ def end_on_signals():
         sys.exit(128 + number)
 
     for number in SIGNALS:
-        signal.signal(number, end)
+        # nohup's stays.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, end)
 
 
 def main():

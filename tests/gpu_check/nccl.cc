@@ -42,6 +42,7 @@ namespace {
 using nccl::NcclApi;
 using nccl::NcclComm;
 using nccl::NcclLibrary;
+using nccl::NcclOp;
 using nccl::NcclResult;
 using nccl::NcclType;
 using nccl::RankComms;
@@ -154,6 +155,12 @@ std::vector<Call> CallsOf(const Buffers& buffers, void* stream) {
              api.Recv(recv, bytes, NcclType::kInt8, 0, comm, stream);
          return std::max(sent, received);
        }},
+      // The sum of one rank's bytes.
+      {"ncclReduceScatter",
+       [=](const NcclApi& api, NcclComm comm) {
+         return api.ReduceScatter(send, recv, bytes, NcclType::kInt8,
+                                  NcclOp::kSum, comm, stream);
+       }},
   };
 }
 
@@ -236,16 +243,18 @@ void CheckRegistration(const NcclLibrary& library, const Registration& calls,
     Require(library.ToStatus(result, call, comm.get()));
   };
   void* memory = nullptr;
-  require(calls.alloc(&memory, bytes), "ncclMemAlloc");
+  require(calls.alloc(&memory, 2 * bytes), "ncclMemAlloc");
+  auto* const recv = static_cast<std::byte*>(memory) + bytes;
   const auto gather = [&] {
     const std::vector<std::byte> sent(bytes, std::byte{0x5a});
     std::vector<std::byte> received(bytes);
+    gpu->Copy(recv, received.data(), bytes);
     gpu->Copy(memory, sent.data(), bytes);
     comm.Await("ncclAllGather",
-               library.api.AllGather(memory, memory, bytes, NcclType::kInt8,
+               library.api.AllGather(memory, recv, bytes, NcclType::kInt8,
                                      comm.get(), gpu->stream()),
                comm.address());
-    gpu->Copy(received.data(), memory, bytes);
+    gpu->Copy(received.data(), recv, bytes);
     gpu->Finish();
     if (received != sent) throw std::runtime_error("other bytes came");
   };
@@ -253,7 +262,7 @@ void CheckRegistration(const NcclLibrary& library, const Registration& calls,
       "ncclCommRegister of ncclMemAlloc's memory",
       [&] {
         void* handle = nullptr;
-        require(calls.add(comm.get(), memory, bytes, &handle),
+        require(calls.add(comm.get(), memory, 2 * bytes, &handle),
                 "ncclCommRegister");
         gather();
         // NCCL gives no handle where it registers nothing.
@@ -271,9 +280,10 @@ void CheckRegistration(const NcclLibrary& library, const Registration& calls,
           void* window = nullptr;
           constexpr int kSymmetric = 1;
           const NcclComm raw = comm.get();
-          comm.Await("ncclCommWindowRegister",
-                     calls.add_window(raw, memory, bytes, &window, kSymmetric),
-                     &raw);
+          comm.Await(
+              "ncclCommWindowRegister",
+              calls.add_window(raw, memory, 2 * bytes, &window, kSymmetric),
+              &raw);
           gather();
           if (window != nullptr) {
             require(calls.remove_window(raw, window),

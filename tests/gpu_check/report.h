@@ -20,8 +20,8 @@ namespace shard::gpu_check {
 struct Judged {
   // The speeds of docs/benchmarks.md: on the devices that have targets.
   bool speeds = false;
-  // What a backward pass hides: on every GPU, since that is a question of order
-  // and not of speed.
+  // The share that a backward pass hides: on every GPU, since that is a
+  // question of order and not of speed.
   bool hidden = false;
 };
 

@@ -132,11 +132,11 @@ SHARD_NODISCARD SHARD_API shard_error* shard_comm_sum(
 
 /* Checks that GPUs move tensors between the ranks by NCCL: makes each of the
  * calls that engines on "cuda:N?collectives=nccl" make, with a MiB of every
- * rank, and compares what arrives; of one rank alone, too. `device`: this
- * rank's own GPU, such as "cuda:0", as in shard_engine_options.
- * BACKEND_UNAVAILABLE where there is no NCCL that can be used. An error of NCCL
- * names the call, and ends the communicator: open another one. COLLECTIVE,
- * blocks. */
+ * rank, and compares what arrives. One rank checks its GPU alone. `device`:
+ * this rank's own GPU, such as "cuda:0", as in shard_engine_options.
+ * BACKEND_UNAVAILABLE where there is no NCCL that all ranks can use. An error
+ * of NCCL names the call; it ends the communicator, as does a library that does
+ * not return: open another one. COLLECTIVE, blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_check_device(
     shard_comm* comm, const char* device, double timeout) SHARD_NOEXCEPT;
 

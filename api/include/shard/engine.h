@@ -268,12 +268,13 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_device(
  * between ranks:
  *   "none"    they do not: there is one rank
  *   "direct"  ranks read each other's tensors where they lie
- *   "host"    through memory that ranks on a host share, and the network
+ *   "host"    through memory that ranks on a host share
  *   "staged"  as "host", by copies from and to GPUs
  *   "nccl N"  by NCCL of that version
  * `sum_order` is the order in which gradients are added over ranks: "ranks",
- * all in fp32 in the order of ranks, or "library", some in one that the
- * transport chooses. More keys may come. Local. */
+ * that of the ranks, first within each shard group unless the plan is
+ * deterministic; or "library", for some one that the transport chooses. More
+ * keys may come. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_json(
     const shard_engine* engine, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
@@ -290,12 +291,12 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_json(
  *             "cublas": {"library": ..., "version": ..., "error": ""},
  *             "error": ""}}
  * An `error` that is not "" says why something is not there, or cannot be used,
- * and what to do. Of an NCCL that can be used, `oldest` is the oldest version
- * that libshard uses, `of_process` says whether the process had the library
- * before, and `functions` which of later versions' it has. `driver` is "" where
- * there is none, and nccl and cublas are not looked for then; they are null
- * where libshard_cuda.so does not load. Each GPU is opened for a moment, which
- * may take a second. Any thread. */
+ * and what to do. Where NCCL can be used, `oldest` is the oldest version that
+ * libshard uses, `of_process` says whether the process had the library before,
+ * and `functions` which functions of later versions it has. `driver` is ""
+ * where there is none, and nccl and cublas are not looked for then; they are
+ * null where libshard_cuda.so does not load. Each GPU is opened for a moment,
+ * which may take a second. Any thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_devices_json(
     char* buffer, size_t capacity, size_t* length) SHARD_NOEXCEPT;
 

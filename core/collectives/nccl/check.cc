@@ -8,7 +8,10 @@
 #include <string_view>
 #include <utility>
 
+#include "core/base/strings.h"
+#include "core/base/transport.h"
 #include "core/collectives/nccl/library.h"
+#include "core/collectives/nccl/open.h"
 #include "core/collectives/nccl/pause.h"
 #include "core/collectives/nccl/rank_comms.h"
 #include "core/comm/notices.h"
@@ -21,7 +24,7 @@ namespace {
 
 constexpr std::string_view kCheck = "check NCCL";
 
-// Bytes of a rank's block: more than NCCL sends in one piece.
+// Bytes of a rank's block: several pieces of most of NCCL's protocols.
 constexpr size_t kBytes = size_t{1} << 20;
 
 // Seconds for what a stream still does after an abort.
@@ -84,7 +87,7 @@ class Checker {
               return api.Broadcast(send, recv, kBytes, NcclType::kInt8, 0, comm,
                                    stream);
             }));
-    return Try(
+    SHARD_RETURN_IF_ERROR(Try(
         "ncclSend and ncclRecv", previous, 1,
         [=](const NcclApi& api, NcclComm comm, void* stream) {
           const NcclResult sent =
@@ -94,7 +97,8 @@ class Checker {
           }
           return api.Recv(recv, kBytes, NcclType::kInt8, previous, comm,
                           stream);
-        });
+        }));
+    return TrySum();
   }
 
   // Makes a call, after which `recv_` is to have the blocks of ranks
@@ -105,6 +109,53 @@ class Checker {
     for (size_t i = 0; i < kBytes; ++i) host_.data()[i] = Value(rank_, i);
     stream_->FillZeros(recv_.data(), recv_.size());
     stream_->Copy(send_.data(), host_.data(), kBytes);
+    SHARD_RETURN_IF_ERROR(Make(name, bytes, call));
+    for (int block = 0; block < count; ++block) {
+      for (size_t i = 0; i < kBytes; ++i) {
+        const size_t at = static_cast<size_t>(block) * kBytes + i;
+        if (host_.data()[at] == Value(first + block, i)) continue;
+        return Internal(name, ": byte ", i, " of the block of rank ",
+                        first + block, " is not what that rank has sent");
+      }
+    }
+    return Status();
+  }
+
+  // Sums integers, which are exact in any order, in place: a block for each
+  // rank.
+  Status TrySum() {
+    constexpr std::string_view kName = "ncclReduceScatter";
+    constexpr size_t kCount = kBytes / sizeof(float);
+    const auto value = [](int rank, size_t i) {
+      return static_cast<float>(i % 1000 + static_cast<size_t>(rank));
+    };
+    auto* const values = reinterpret_cast<float*>(host_.data());
+    for (size_t i = 0; i < kCount * static_cast<size_t>(ranks_); ++i) {
+      values[i] = value(rank_, i);
+    }
+    stream_->Copy(recv_.data(), host_.data(), recv_.size());
+    std::byte* const all = recv_.data();
+    std::byte* const own = all + kBytes * static_cast<size_t>(rank_);
+    SHARD_RETURN_IF_ERROR(
+        Make(kName, recv_.size(),
+             [=](const NcclApi& api, NcclComm comm, void* stream) {
+               return api.ReduceScatter(all, own, kCount, NcclType::kFloat32,
+                                        NcclOp::kSum, comm, stream);
+             }));
+    const size_t begin = kCount * static_cast<size_t>(rank_);
+    for (size_t i = begin; i < begin + kCount; ++i) {
+      float sum = 0;
+      for (int rank = 0; rank < ranks_; ++rank) sum += value(rank, i);
+      if (values[i] == sum) continue;
+      return Internal(kName, ": element ", i, " is ", values[i],
+                      ", and not the ranks' sum, ", sum);
+    }
+    return Status();
+  }
+
+  // Makes a call, copies the begin of `recv_` to the host, and waits for it.
+  template <typename Call>
+  Status Make(std::string_view name, size_t bytes, const Call& call) {
     stream_->Native(name, [=, this](void* native) {
       return comms_->Enqueue(
           name, RankSet::All(ranks_),
@@ -115,16 +166,7 @@ class Checker {
     });
     stream_->Copy(host_.data(), recv_.data(), bytes);
     SHARD_RETURN_IF_ERROR(Await(name));
-    SHARD_RETURN_IF_ERROR(comms_->AsyncError());
-    for (int block = 0; block < count; ++block) {
-      for (size_t i = 0; i < kBytes; ++i) {
-        const size_t at = static_cast<size_t>(block) * kBytes + i;
-        if (host_.data()[at] == Value(first + block, i)) continue;
-        return Internal(name, ": byte ", i, " of the block of rank ",
-                        first + block, " is not what that rank has sent");
-      }
-    }
-    return Status();
+    return comms_->AsyncError();
   }
 
   // Waits for the stream, unless another rank fails.
@@ -169,9 +211,11 @@ Status CheckCollectives(Communicator* control,
                         const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(control, kCheck, device.status(), deadline));
-  auto library = OpenNccl();
-  SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(control, kCheck, library.status(), deadline));
+  auto library = FindNccl(control, device->get(), Transport::kNccl, deadline);
+  if (library.status().code() == StatusCode::kNotFound) {
+    return BackendUnavailable("NCCL: ", library.status().message());
+  }
+  SHARD_RETURN_IF_ERROR(library.status());
   auto context = cuda::Context::Open((*device)->id().ordinal);
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(control, kCheck, context.status(), deadline));

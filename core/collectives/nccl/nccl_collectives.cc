@@ -229,7 +229,10 @@ size_t NcclCollectives::MakeRoom(const RankSet& set,
     return std::min(left, (parts_.blocks.size() - launch_.blocks) / each);
   };
   if (room() < left) Flush(stream);
-  return room();
+  // The kernel of the sums reads several elements at once.
+  constexpr size_t kAtOnce = 16;
+  const size_t fits = room();
+  return fits < args.count && fits > kAtOnce ? fits / kAtOnce * kAtOnce : fits;
 }
 
 void NcclCollectives::SumInOrder(std::string_view tag, const RankSet& set,

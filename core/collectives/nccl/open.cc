@@ -64,8 +64,8 @@ std::string WhyNot(const std::vector<Found>& ranks,
       "own");
 }
 
-// Finds the NCCL that all ranks can use. COLLECTIVE. Returns kNotFound on all
-// ranks, with the reason, where they have none.
+}  // namespace
+
 StatusOr<NcclLibrary> FindNccl(Communicator* control, Device* device,
                                Transport transport, const Deadline& deadline) {
   // A device that does not work leaves time for its error.
@@ -98,8 +98,6 @@ StatusOr<NcclLibrary> FindNccl(Communicator* control, Device* device,
   if (!why.empty()) return NotFound(why);
   return library;
 }
-
-}  // namespace
 
 StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
     Communicator* control, Device* device,

@@ -8,13 +8,20 @@
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
+#include "core/base/transport.h"
 #include "core/collectives/collectives.h"
+#include "core/collectives/nccl/library.h"
 #include "core/comm/communicator.h"
 #include "core/comm/rank_set.h"
 #include "core/device/cuda/context.h"
 #include "core/device/device.h"
 
 namespace shard::nccl {
+
+// Finds the NCCL that all ranks can use. COLLECTIVE. Returns kNotFound on all
+// ranks, with the reason, where they have none, or not a GPU each.
+StatusOr<NcclLibrary> FindNccl(Communicator* control, Device* device,
+                               Transport transport, const Deadline& deadline);
 
 // Opens collectives by NCCL, as Device::OpenCollectives. COLLECTIVE. `device`:
 // a GPU of the driver's order, which has `context`. Returns null on all ranks

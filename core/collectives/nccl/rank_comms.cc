@@ -204,10 +204,15 @@ Status RankComms::State::AbortOne(const Opened& one) const {
 }
 
 Status RankComms::State::AbortAll() {
+  // NCCL may write the handles of the others: they are never freed before.
   Comms made;
   Comms others;
+  std::vector<Status> aborted;
   {
     const std::lock_guard<std::mutex> lock(mutex);
+    made.reserve(comms.size());
+    others.reserve(comms.size());
+    aborted.resize(comms.size());
     for (auto& opened : comms) {
       (opened->is_made ? made : others).push_back(std::move(opened));
     }
@@ -216,14 +221,22 @@ Status RankComms::State::AbortAll() {
   // An abort may wait for all work of the device, so each has a thread: one
   // thread would wait for the kernel of a communicator whose abort comes later.
   // Groups of aborts do the same, but only from NCCL 2.22 on.
-  std::vector<Status> aborted(made.size());
-  SHARD_RETURN_IF_ERROR(ParallelFor(made.size(), static_cast<int>(made.size()),
-                                    [&](size_t i, int) {
-                                      aborted[i] = AbortOne(*made[i]);
-                                      return Status();
-                                    }));
+  std::vector<char> tried(made.size(), 0);
+  const Status threads = ParallelFor(made.size(), static_cast<int>(made.size()),
+                                     [&](size_t i, int) {
+                                       tried[i] = 1;
+                                       aborted[i] = AbortOne(*made[i]);
+                                       return Status();
+                                     });
+  // Without threads, one after the other.
+  for (size_t i = 0; i < made.size(); ++i) {
+    if (tried[i] == 0) aborted[i] = AbortOne(*made[i]);
+  }
+  SHARD_RETURN_IF_ERROR(threads);
   // The first has waited for a split that went on, which then gave a handle.
-  for (const auto& one : others) aborted.push_back(AbortOne(*one));
+  for (size_t i = 0; i < others.size(); ++i) {
+    aborted[made.size() + i] = AbortOne(*others[i]);
+  }
   for (const Status& status : aborted) SHARD_RETURN_IF_ERROR(status);
   return Status();
 }
@@ -236,14 +249,19 @@ bool RankComms::Abort(double seconds) noexcept {
     auto queue =
         WorkQueue::Start(std::make_shared<Monitor>(), "shard-abort", Pauses());
     const auto abort = [state = state_] { return state->AbortAll(); };
-    if (!queue.ok()) return abort().ok();
-    (*queue)->Push("abort", abort);
-    const Status done = (*queue)->Synchronize(Deadline::After(seconds));
+    Status done;
+    if (queue.ok()) {
+      (*queue)->Push("abort", abort);
+      done = (*queue)->Synchronize(Deadline::After(seconds));
+    } else {
+      done = abort();
+    }
+    // Work on the device ends otherwise, or does not: Stream::Settle tells.
     if (done.code() != StatusCode::kDeadlineExceeded) return done.ok();
     static_cast<void>(queue->release());
-    state_->context->Abandon();
   } catch (...) {  // NOLINT: out of memory
   }
+  state_->context->Abandon();
   return false;
 }
 

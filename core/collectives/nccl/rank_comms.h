@@ -73,8 +73,9 @@ class RankComms {
   Status AsyncError();
 
   // Ends all that the communicators do on the device, and the communicators.
-  // Returns false where NCCL cannot, or has not done so within `seconds`: then
-  // the context is abandoned. Any later call on them is kCancelled.
+  // Returns false where NCCL has an error, and, with the context abandoned,
+  // where it has not done so within `seconds` or memory runs out. Any later
+  // call on them is kCancelled.
   static constexpr double kAbortSeconds = 10;
   bool Abort(double seconds = kAbortSeconds) noexcept;
 

@@ -146,12 +146,20 @@ std::shared_ptr<void> Watchdog::OnFailure(Handler handler) {
   return std::shared_ptr<void>(shared_.get(), end);
 }
 
-void Watchdog::Shared::Report(const Status& error) {
-  notices->Fail(error);
+void Watchdog::Shared::Report(const Status& error) noexcept {
+  // Where memory runs out, the abort that follows needs the handlers most: they
+  // keep what did not come from being used.
+  const auto attempt = [](const auto& work) {
+    try {
+      work();
+    } catch (...) {  // NOLINT: no memory for the text of an error
+    }
+  };
+  attempt([&] { notices->Fail(error); });
   const std::lock_guard<std::mutex> lock(mutex);
   if (!failed.ok()) return;
-  failed = error;
-  for (const Handler& handler : handlers) handler(error);
+  for (const Handler& handler : handlers) attempt([&] { handler(error); });
+  attempt([&] { failed = error; });
 }
 
 Status Watchdog::WatchOne(Shared* shared, const Work& work) {

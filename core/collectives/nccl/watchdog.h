@@ -103,7 +103,7 @@ class Watchdog {
     // Set before the first work.
     const WorkQueue* queue = nullptr;
 
-    void Report(const Status& error);
+    void Report(const Status& error) noexcept;
   };
   struct Work {
     std::string_view tag;

@@ -77,7 +77,7 @@ void InlineStream::Call(std::string_view, std::function<Status()> work) {
 }
 
 void InlineStream::Wait(const Event& event, const Deadline& deadline) {
-  if (error_.ok()) Take(event.Synchronize(deadline));
+  if (error_.ok()) Take(event.Synchronize(EndOfWait(deadline)));
 }
 
 void InlineStream::Take(const Status& status) {

@@ -84,11 +84,15 @@ void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {
   wait([&] { return queue_->Drain(deadline); });
   wait([&] { return moving_->Synchronize(deadline); });
   if (updates_ != nullptr) {
-    wait([&] { return updates_->Synchronize(deadline); });
+    wait([&] {
+      const Status done = updates_->Synchronize(deadline);
+      if (!done.ok()) updates_->Fail(done);
+      return done;
+    });
   }
   wait([&] { return compute_->Synchronize(deadline); });
   host_->Settle(deadline);
-  // The end of collectives is no end of what waits for them.
+  // Collectives are aborted after this, and what waits for them then runs.
   stepper_->DropUpdates();
 }
 

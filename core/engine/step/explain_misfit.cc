@@ -431,10 +431,8 @@ MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
   }
   if (before != nullptr) {
     memory.host_tensor_bytes = 0;
-    collectives.host_bytes = 0;
-    if (ReduceMemoryOf(*before).Covers(ReduceMemoryOf(plan))) {
-      collectives.device_bytes = 0;
-    }
+    // The collectives of before stay, or live until there are new ones.
+    if (ReduceMemoryOf(*before).Covers(ReduceMemoryOf(plan))) collectives = {};
   }
   memory.host_tensor_bytes += collectives.host_bytes;
   MemoryNeed need;

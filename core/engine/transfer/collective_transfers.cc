@@ -35,7 +35,8 @@ Status CollectiveTransfers::Reduce(const Proposal& led,
     if (Contributes(mine, led)) {
       slot = memory_.GradSlot(rank_, depth, mine.slot);
     } else if (all_send) {
-      // This rank has joined, and uses no slot. The others do not know that.
+      // This rank has joined. The others, who do not know it, count on all
+      // ranks to send: it adds zeros, from a slot that it does not use.
       slot = memory_.GradSlot(rank_, depth, 0);
       const SlotPart& last = parts.back();
       stream->FillZeros(slot,

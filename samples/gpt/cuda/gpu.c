@@ -96,7 +96,9 @@ static bool try_blas(gpu* g, int major, int flags, char* reasons, size_t size) {
   void* const library = dlopen(name, flags);
   char why[300] = "";
   if (!library) {
-    snprintf(why, sizeof(why), "%s", dlerror());
+    // A library that is not loaded yet is no error to RTLD_NOLOAD.
+    const char* const reason = dlerror();
+    snprintf(why, sizeof(why), "%s", reason ? reason : "not loaded");
   } else if (use_blas(g, library, major, why, sizeof(why))) {
     return true;
   } else {

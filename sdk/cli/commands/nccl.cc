@@ -234,10 +234,10 @@ void LookAtCalls(const std::vector<std::string>& specs, Section* section) {
     const std::chrono::duration<double> seconds =
         std::chrono::steady_clock::now() - begin;
     section->Say(error.empty(), name,
-                 error.empty()
-                     ? "all-gather, broadcast, send and receive work, in " +
-                           SecondsText(seconds.count())
-                     : error,
+                 error.empty() ? "all-gather, broadcast, send, receive and "
+                                 "reduce-scatter work, in " +
+                                     SecondsText(seconds.count())
+                               : error,
                  "run again with NCCL_DEBUG=INFO, whose lines say more; "
                  "docs/operations.md has NCCL's errors");
   };

@@ -18,7 +18,7 @@ namespace {
 constexpr const char kHarmless[] = "harmless";
 constexpr const char kNetwork[] = "chooses the network, and so changes speed";
 constexpr const char kSpeed[] =
-    "changes speed, not bits: libshard sums gradients itself";
+    "changes speed, and the order of sums that NCCL makes";
 
 struct Known {
   std::string_view name;  // With '*' at the end: all that begin so.
@@ -57,7 +57,8 @@ constexpr Known kKnown[] = {
     {"NCCL_HOSTID", "says which ranks are on one host, and so changes speed",
      nullptr},
     {"NCCL_ALGO",
-     "changes speed, not bits; an algorithm that a call does not have is an "
+     "changes speed, and the order of sums that NCCL makes; an algorithm that "
+     "a call does not have is an "
      "error of NCCL",
      nullptr},
     {"NCCL_PROTO", kSpeed, nullptr},

@@ -44,6 +44,7 @@ struct Form {
   // Optimizer states lie in the host's memory; two threads step windows of 512
   // elements.
   bool offloads = false;
+  bool deterministic = false;
 };
 
 inline std::optional<Offload> OffloadOf(const Form& form) {
@@ -76,6 +77,7 @@ inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
   training.wrap = "class?names=Block";
   training.plan.world_size = form.world_size;
   training.plan.stage = form.stage;
+  training.plan.deterministic = form.deterministic;
   training.plan.prefetch = 0;
   const auto plan = PlanOf(training);
   EXPECT_OK(plan);

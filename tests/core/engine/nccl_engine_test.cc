@@ -126,7 +126,7 @@ Status TrainOnce(Engine* engine, int rank) {
   return engine->Step(StepOptions(), nullptr);
 }
 
-// What rank 0 has after two steps: all parameters, by dtype.
+// All parameters of rank 0 after two steps, by dtype.
 struct Result {
   std::vector<float> f32;
   std::vector<float> bf16;

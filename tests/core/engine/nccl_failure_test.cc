@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -53,6 +54,7 @@ struct Case {
   bool has_norm = false;
   bool begun = false;  // With begin_step.
   bool offloads = false;
+  bool deterministic = false;  // Gradients are sent, else NCCL sums them.
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& it) {
@@ -83,8 +85,9 @@ std::vector<Bytes> Owned(const Engine& engine) {
   return all;
 }
 
-// A call of rank 1 in the step. A reduction is a send and a receive.
-enum class Kind { kSend, kReceive, kNorm, kGather };
+// A call of rank 1 in the step. A reduction that NCCL does not sum has a
+// receive as well.
+enum class Kind { kReduction, kReceive, kNorm, kGather };
 
 struct Outcome {
   std::array<std::vector<Bytes>, kRanks> before;
@@ -164,7 +167,8 @@ class NcclFailureTest : public ::testing::TestWithParam<Case> {
                        .world_size = kRanks,
                        .stage = of().stage,
                        .optimizer = of().optimizer,
-                       .shapes = {{40, 50}, {50, 40}}};
+                       .shapes = {{40, 50}, {50, 40}},
+                       .deterministic = of().deterministic};
     fake_cuda::Options gpus;
     gpus.devices = kRanks;
     const FakeNccl fake(gpus);
@@ -231,8 +235,8 @@ class NcclFailureTest : public ::testing::TestWithParam<Case> {
     const auto log = fake_nccl::Log();
     for (size_t i = logged; i < log.size(); ++i) {
       if (log[i].rank != 1) continue;
-      if (log[i].symbol == "ncclSend") {
-        kinds.push_back(Kind::kSend);
+      if (log[i].symbol == "ncclSend" || log[i].symbol == "ncclReduceScatter") {
+        kinds.push_back(Kind::kReduction);
       } else if (log[i].symbol == "ncclRecv") {
         kinds.push_back(Kind::kReceive);
       } else if (log[i].symbol == "ncclAllGather") {
@@ -250,7 +254,7 @@ class NcclFailureTest : public ::testing::TestWithParam<Case> {
     bool all_come = true;
     for (size_t c = 0; c < whole.kinds.size(); ++c) {
       const bool came = c + 1 < failing;
-      if (whole.kinds[c] == Kind::kSend && came) ++reduced;
+      if (whole.kinds[c] == Kind::kReduction && came) ++reduced;
       if (whole.kinds[c] != Kind::kGather && !came) all_come = false;
     }
     for (size_t rank = 0; rank < kRanks; ++rank) {
@@ -278,7 +282,11 @@ class NcclFailureTest : public ::testing::TestWithParam<Case> {
 
 TEST_P(NcclFailureTest, WhatARankOwnsIsOfBeforeTheStepOrOfItsEnd) {
   const Outcome whole = Run(std::nullopt, 0);
-  ASSERT_FALSE(whole.kinds.empty());
+  const auto count = [&](Kind kind) {
+    return std::count(whole.kinds.begin(), whole.kinds.end(), kind);
+  };
+  ASSERT_EQ(count(Kind::kReduction), kUnits);
+  ASSERT_EQ(count(Kind::kReceive), of().deterministic ? kUnits : 0);
   for (size_t rank = 0; rank < kRanks; ++rank) {
     for (size_t b = 0; b < size_t{kUnits}; ++b) {
       ASSERT_TRUE(whole.after[rank][b] != whole.before[rank][b]);
@@ -286,7 +294,7 @@ TEST_P(NcclFailureTest, WhatARankOwnsIsOfBeforeTheStepOrOfItsEnd) {
   }
   uint64_t kernels = 0;
   for (uint64_t c = 1; c <= whole.kinds.size(); ++c) {
-    // It is of the same kernel as its send.
+    // It is of the same kernel as what is sent.
     if (whole.kinds[c - 1] == Kind::kReceive) continue;
     SCOPED_TRACE(StrCat("collective ", c, " of ", whole.kinds.size()));
     const Outcome failed = Run(c, kernels++);
@@ -298,7 +306,11 @@ TEST_P(NcclFailureTest, WhatARankOwnsIsOfBeforeTheStepOrOfItsEnd) {
 INSTANTIATE_TEST_SUITE_P(
     Forms, NcclFailureTest,
     ::testing::Values(
-        Case{.name = "Elements"}, Case{.name = "Norm", .has_norm = true},
+        Case{.name = "Elements"},
+        Case{.name = "ElementsInRankOrder", .deterministic = true},
+        Case{.name = "Norm", .has_norm = true},
+        Case{
+            .name = "NormInRankOrder", .has_norm = true, .deterministic = true},
         Case{.name = "Begun", .begun = true},
         Case{.name = "Replicated", .stage = 0},
         Case{.name = "Sharded", .stage = 3, .has_norm = true},

@@ -35,12 +35,15 @@ struct Form {
   int shard_group_size = 0;
   bool overlap = false;
   bool reports = false;  // Each step waits for its report.
+  // Gradients are sent and received, else NCCL sums them.
+  bool deterministic = false;
 
   std::string Text() const {
     return StrCat(
         "stage ", stage, " of ", world_size, " ranks",
         shard_group_size > 0 ? StrCat(" in groups of ", shard_group_size) : "",
-        overlap ? ", overlapped" : "", reports ? ", reported" : "");
+        overlap ? ", overlapped" : "", reports ? ", reported" : "",
+        deterministic ? ", deterministic" : "");
   }
 };
 
@@ -63,6 +66,7 @@ inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
   training.plan.stage = form.stage;
   training.plan.prefetch = 0;
   training.plan.shard_group_size = form.shard_group_size;
+  training.plan.deterministic = form.deterministic;
   const auto plan = PlanOf(training);
   EXPECT_OK(plan);
   EXPECT_TRUE(form.stage == 0 || ShardsAsItsStage(**plan));

@@ -59,7 +59,7 @@ TEST_F(DoctorNcclTest, EachGpuWorksAloneAndAllTogether) {
             {"info ", "ncclMemAlloc", "ncclCommRevoke"});
   ExpectHas(Found("ranks"), {"ok at most 2 of this host"});
   for (const char* const name : {"cuda:0 alone", "cuda:1 alone", "all GPUs"}) {
-    ExpectHas(Found(name), {"ok all-gather, broadcast, send and receive work"});
+    ExpectHas(Found(name), {"ok all-gather, broadcast, send, receive and "});
   }
   EXPECT_NE(Found("/dev/shm"), "");
   EXPECT_NE(Found("network interfaces"), "");
@@ -110,7 +110,7 @@ TEST_F(DoctorNcclTest, VariablesAreListedWithTheirEffects) {
   const Variable names("NCCL_SOCKET_IFNAME", "=lo");
   ExamineWithBoth();
   ExpectHas(Found("NCCL_DEBUG"), {"info WARN: harmless"});
-  ExpectHas(Found("NCCL_ALGO"), {"info Ring: changes speed, not bits"});
+  ExpectHas(Found("NCCL_ALGO"), {"info Ring: changes speed, and the order"});
   ExpectHas(Found("NCCL_PROTO"), {"info Simple, in ", "nccl.conf: changes"});
   ExpectHas(Found("NCCL_COMM_ID"), {"warn 10.0.0.1:5000: "});
   ExpectHas(Found("NCCL_OF_TOMORROW"), {"info 1: not known"});

@@ -283,11 +283,11 @@ extern "C" {
 extern "C" {
     /// Checks that GPUs move tensors between the ranks by NCCL: makes each of the
     /// calls that engines on "cuda:N?collectives=nccl" make, with a MiB of every
-    /// rank, and compares what arrives; of one rank alone, too. `device`: this
-    /// rank's own GPU, such as "cuda:0", as in shard_engine_options.
-    /// BACKEND_UNAVAILABLE where there is no NCCL that can be used. An error of NCCL
-    /// names the call, and ends the communicator: open another one. COLLECTIVE,
-    /// blocks.
+    /// rank, and compares what arrives. One rank checks its GPU alone. `device`:
+    /// this rank's own GPU, such as "cuda:0", as in shard_engine_options.
+    /// BACKEND_UNAVAILABLE where there is no NCCL that all ranks can use. An error
+    /// of NCCL names the call; it ends the communicator, as does a library that does
+    /// not return: open another one. COLLECTIVE, blocks.
     #[must_use]
     pub fn shard_comm_check_device(comm: *mut shard_comm, device: *const c_char, timeout: f64) -> *mut shard_error;
 }
@@ -1127,12 +1127,13 @@ extern "C" {
     /// between ranks:
     ///   "none"    they do not: there is one rank
     ///   "direct"  ranks read each other's tensors where they lie
-    ///   "host"    through memory that ranks on a host share, and the network
+    ///   "host"    through memory that ranks on a host share
     ///   "staged"  as "host", by copies from and to GPUs
     ///   "nccl N"  by NCCL of that version
     /// `sum_order` is the order in which gradients are added over ranks: "ranks",
-    /// all in fp32 in the order of ranks, or "library", some in one that the
-    /// transport chooses. More keys may come. Local.
+    /// that of the ranks, first within each shard group unless the plan is
+    /// deterministic; or "library", for some one that the transport chooses. More
+    /// keys may come. Local.
     /// ```
     #[must_use]
     pub fn shard_engine_json(engine: *const shard_engine, buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;
@@ -1152,12 +1153,12 @@ extern "C" {
     ///             "cublas": {"library": ..., "version": ..., "error": ""},
     ///             "error": ""}}
     /// An `error` that is not "" says why something is not there, or cannot be used,
-    /// and what to do. Of an NCCL that can be used, `oldest` is the oldest version
-    /// that libshard uses, `of_process` says whether the process had the library
-    /// before, and `functions` which of later versions' it has. `driver` is "" where
-    /// there is none, and nccl and cublas are not looked for then; they are null
-    /// where libshard_cuda.so does not load. Each GPU is opened for a moment, which
-    /// may take a second. Any thread.
+    /// and what to do. Where NCCL can be used, `oldest` is the oldest version that
+    /// libshard uses, `of_process` says whether the process had the library before,
+    /// and `functions` which functions of later versions it has. `driver` is ""
+    /// where there is none, and nccl and cublas are not looked for then; they are
+    /// null where libshard_cuda.so does not load. Each GPU is opened for a moment,
+    /// which may take a second. Any thread.
     /// ```
     #[must_use]
     pub fn shard_devices_json(buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;

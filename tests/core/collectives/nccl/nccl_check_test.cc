@@ -5,10 +5,14 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <utility>
+
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/device/cuda/check.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/base/sanitizers.h"
 #include "tests/core/collectives/nccl/nccl_rank.h"
 
 namespace shard::testing::nccl_check_test {
@@ -35,15 +39,17 @@ TEST(NcclCheckTest, MakesEachCall) {
     EXPECT_OK(Check(ranks));
     const fake_nccl::Counts counts = fake_nccl::Count();
     for (const char* const symbol :
-         {"ncclAllGather", "ncclBroadcast", "ncclSend", "ncclRecv"}) {
+         {"ncclAllGather", "ncclBroadcast", "ncclSend", "ncclRecv",
+          "ncclReduceScatter"}) {
       EXPECT_EQ(counts.Calls(symbol), static_cast<uint64_t>(ranks)) << symbol;
     }
   }
 }
 
 TEST(NcclCheckTest, AFailedCallIsNamedOnAllRanks) {
-  for (const char* const symbol : {"ncclCommInitRankConfig", "ncclAllGather",
-                                   "ncclBroadcast", "ncclSend", "ncclRecv"}) {
+  for (const char* const symbol :
+       {"ncclCommInitRankConfig", "ncclAllGather", "ncclBroadcast", "ncclSend",
+        "ncclRecv", "ncclReduceScatter"}) {
     SCOPED_TRACE(symbol);
     for (const int ranks : {1, 2}) {
       const FakeNccl fake(OneGpuEach(ranks));
@@ -56,15 +62,14 @@ TEST(NcclCheckTest, AFailedCallIsNamedOnAllRanks) {
 }
 
 TEST(NcclCheckTest, ACallThatDoesNotEndIsNamed) {
-  for (int call = 1; call <= 3; ++call) {
-    SCOPED_TRACE(call);
+  const std::pair<uint64_t, const char*> calls[] = {{1, "ncclAllGather"},
+                                                    {5, "ncclReduceScatter"}};
+  for (const auto& [number, name] : calls) {
+    SCOPED_TRACE(name);
     const FakeNccl fake(OneGpuEach(1));
-    fake_nccl::StickAt(static_cast<uint64_t>(call));
-    ExpectError(Check(1, 0.5, /*shutdown=*/false),
-                StatusCode::kDeadlineExceeded,
-                {call == 1   ? "ncclAllGather"
-                 : call == 2 ? "ncclBroadcast"
-                             : "ncclSend and ncclRecv"});
+    fake_nccl::StickAt(number);
+    ExpectError(Check(1, kSanitized ? 5 : 2, /*shutdown=*/false),
+                StatusCode::kDeadlineExceeded, {name});
   }
 }
 

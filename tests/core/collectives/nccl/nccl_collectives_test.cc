@@ -261,7 +261,7 @@ TEST_P(NcclCollectivesTest, AGroupIsOneLaunch) {
   }
 }
 
-// What was not enqueued of a group that is dropped is forgotten.
+// A group that is dropped forgets the calls that were not enqueued.
 TEST_P(NcclCollectivesTest, AGroupThatIsNotEndedEnqueuesNothing) {
   Run([](Communicator* comm) {
     NcclRank rank(comm, {RankSet::All(comm->world_size())});
