@@ -248,13 +248,13 @@ bool RankComms::Abort(double seconds) noexcept {
     // that another thread makes. So it has a thread that can be left to it.
     auto queue =
         WorkQueue::Start(std::make_shared<Monitor>(), "shard-abort", Pauses());
-    const auto abort = [state = state_] { return state->AbortAll(); };
+    const auto end_all = [state = state_] { return state->AbortAll(); };
     Status done;
     if (queue.ok()) {
-      (*queue)->Push("abort", abort);
+      (*queue)->Push("abort", end_all);
       done = (*queue)->Synchronize(Deadline::After(seconds));
     } else {
-      done = abort();
+      done = end_all();
     }
     // Work on the device ends otherwise, or does not: Stream::Settle tells.
     if (done.code() != StatusCode::kDeadlineExceeded) return done.ok();

@@ -96,7 +96,7 @@ void ReadFile(const std::string& path, std::vector<NcclVariable>* variables) {
     const size_t equals = line.find('=');
     if (!IsName(line) || equals == std::string::npos) continue;
     const std::string name = line.substr(0, equals);
-    // What is set before holds.
+    // An earlier value holds.
     const bool is_set =
         std::any_of(variables->begin(), variables->end(),
                     [&](const NcclVariable& it) { return it.name == name; });

@@ -199,7 +199,8 @@ TEST(NcclAbortsTest, CommunicatorsThatAreStuckTogetherEnd) {
 // The same through all layers, with the bound that hosts get: the memory stays,
 // and the host goes on.
 TEST(NcclAbortsTest, AHostOutlivesAnAbortThatHangs) {
-  if (std::getenv("SHARD_TEST_LONG") == nullptr) GTEST_SKIP();
+  if (std::getenv("SHARD_TEST_LONG") == nullptr)
+    GTEST_SKIP() << "takes 10 s: only with SHARD_TEST_LONG";
   constexpr double kTimeout = 1;
   ResetWithNccl(OneGpuEach(2));
   RunGroup(
