@@ -141,6 +141,10 @@ std::vector<std::pair<std::string, std::function<shard_error*()>>> CallsOn(
                                     &another);
        }},
       {"step", [=] { return shard_engine_step(engine, nullptr, nullptr); }},
+      {"capture_begin", [=] { return shard_engine_capture_begin(engine); }},
+      {"capture_end", [=] { return shard_engine_capture_end(engine); }},
+      {"before_replay",
+       [=] { return shard_engine_before_replay(engine, nullptr); }},
       {"param", [=] { return shard_engine_param(engine, 0, &data, &numel); }},
       {"grad", [=] { return shard_engine_grad(engine, 0, &written, &numel); }},
       {"zero_grad", [=] { return shard_engine_zero_grad(engine); }},

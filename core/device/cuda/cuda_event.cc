@@ -77,7 +77,7 @@ Status CudaEvent::Synchronize(const Deadline& deadline) const {
     return Status();
   });
   // The device may have come to the event without what it waits for.
-  if (core_->is_poisoned()) return core_->status();
+  if (core_->is_poisoned()) return core_->poison();
   if (!status.ok()) {
     const Status failed = core_->InContext(last_, status);
     core_->Fail(failed);

@@ -65,10 +65,11 @@ void CudaStream::Submit(std::string_view what, Work work) {
       core_->SubmitNow(what, work);
       return;
     case WorkQueue::Turn::kLater:
-      core_->queue()->Push(what, [core = core_.get(), what, work] {
-        const Status status = core->context()->Run(work);
-        return status.ok() ? status : core->InContext(what, status);
-      });
+      core_->queue()->Push(
+          what, [core = core_.get(), what, work = std::move(work)] {
+            const Status status = core->context()->Run(work);
+            return status.ok() ? status : core->InContext(what, status);
+          });
       return;
     case WorkQueue::Turn::kNever:
       return;
@@ -76,20 +77,31 @@ void CudaStream::Submit(std::string_view what, Work work) {
 }
 
 template <typename Args>
-void CudaStream::Launch(std::string_view what, const Kernel& kernel,
-                        const Args& args, uint64_t warps) {
-  if (warps == 0) return;
+auto CudaStream::LaunchOf(const Kernel& kernel, const Args& args,
+                          uint64_t warps) const {
   constexpr uint64_t kWarps = kMaxThreads / kLanes;
   const auto blocks = static_cast<unsigned>(
       std::min<uint64_t>((warps + kWarps - 1) / kWarps, kernel.max_blocks));
-  Submit(what, [core = core_.get(), kernel, args, blocks] {
+  return [core = core_.get(), kernel, args, blocks] {
     // The driver copies the arguments.
     void* params[] = {const_cast<Args*>(&args)};
     SHARD_CUDA_CALL(core->context()->driver(), LaunchKernel, kernel.function,
                     blocks, 1, 1, kMaxThreads, 1, 1, kernel.shared_bytes,
                     core->native(), params, nullptr);
     return Status();
-  });
+  };
+}
+
+template <typename Args>
+void CudaStream::Add(const Kernel& kernel, const Args& args, uint64_t warps,
+                     Works* works) const {
+  if (warps > 0) works->push_back(LaunchOf(kernel, args, warps));
+}
+
+template <typename Args>
+void CudaStream::Launch(std::string_view what, const Kernel& kernel,
+                        const Args& args, uint64_t warps) {
+  if (warps > 0) Submit(what, LaunchOf(kernel, args, warps));
 }
 
 bool CudaStream::CheckInline(std::string_view what,
@@ -197,6 +209,7 @@ void CudaStream::Update(const UpdateList& list, size_t range,
                         const GradientSources* gradients) {
   if (gradients != nullptr && !CheckInline("Update", *gradients)) return;
   const UpdateRange& given = list.ranges[range];
+  Works works;
   for (const UpdatePart& part : UpdateTable::Of(list).PartsOf(range)) {
     ElementRange read = part.range;
     // The list of the host's pointers is not uploaded.
@@ -205,62 +218,65 @@ void CudaStream::Update(const UpdateList& list, size_t range,
     if (part.muon.has_value()) {
       const uint32_t row = RowOf(list, given, part.muon->run, *step.host);
       if (row == kNotStepped) continue;
-      UpdateWithMuon(tensors, *part.muon,
-                     step.host->rows()[row].scalars.as<Muon>().ns_steps);
+      AddMuon(tensors, *part.muon,
+              step.host->rows()[row].scalars.as<Muon>().ns_steps, &works);
     } else if (given.formula == Formula::kLamb) {
-      UpdateWithLamb(tensors);
+      AddLamb(tensors, &works);
     } else if (given.formula == Formula::kAdafactor) {
-      UpdateWithAdafactor({tensors, part.matrices});
+      AddAdafactor({tensors, part.matrices}, &works);
     } else {
       const UpdateElementsArgs args = {read, step.kernels};
-      Launch(
-          "Update", kernels_->update(given.formula, read.needs_random), args,
-          std::max<uint64_t>(read.num_tiles, (read.count + kTile - 1) / kTile));
+      Add(kernels_->update(given.formula, read.needs_random), args,
+          std::max<uint64_t>(read.num_tiles, (read.count + kTile - 1) / kTile),
+          &works);
     }
   }
+  if (works.empty()) return;
+  Submit("Update", [works = std::move(works)] {
+    for (const auto& work : works) SHARD_RETURN_IF_ERROR(work());
+    return Status();
+  });
 }
 
-void CudaStream::UpdateWithLamb(const UpdateTensorsArgs& args) {
+void CudaStream::AddLamb(const UpdateTensorsArgs& args, Works* works) const {
   const ElementRange& range = args.range;
-  Launch("Update", kernels_->lamb_moments(), args, range.num_tiles);
-  Launch("Update", kernels_->sum_squares(), args, args.squares.num_groups);
-  Launch("Update", kernels_->lamb_apply(range.needs_random), args,
-         range.num_tiles);
+  Add(kernels_->lamb_moments(), args, range.num_tiles, works);
+  Add(kernels_->sum_squares(), args, args.squares.num_groups, works);
+  Add(kernels_->lamb_apply(range.needs_random), args, range.num_tiles, works);
 }
 
-void CudaStream::UpdateWithAdafactor(const AdafactorArgs& args) {
+void CudaStream::AddAdafactor(const AdafactorArgs& args, Works* works) const {
   const ElementRange& range = args.tensors.range;
   const MatrixTable& matrices = args.matrices;
-  Launch("Update", kernels_->adafactor_sums(), args, matrices.num_blocks);
-  Launch("Update", kernels_->adafactor_states(), args, matrices.num_groups);
-  Launch("Update", kernels_->adafactor_scales(), args, matrices.num_groups);
-  Launch("Update", kernels_->adafactor_squares(), args, range.num_tiles);
-  Launch("Update", kernels_->sum_squares(), args.tensors,
-         args.tensors.squares.num_groups);
-  Launch("Update", kernels_->adafactor_apply(range.needs_random), args,
-         range.num_tiles);
+  Add(kernels_->adafactor_sums(), args, matrices.num_blocks, works);
+  Add(kernels_->adafactor_states(), args, matrices.num_groups, works);
+  Add(kernels_->adafactor_scales(), args, matrices.num_groups, works);
+  Add(kernels_->adafactor_squares(), args, range.num_tiles, works);
+  Add(kernels_->sum_squares(), args.tensors, args.tensors.squares.num_groups,
+      works);
+  Add(kernels_->adafactor_apply(range.needs_random), args, range.num_tiles,
+      works);
 }
 
-void CudaStream::UpdateWithMuon(const UpdateTensorsArgs& args,
-                                const MuonBatch& batch, int ns_steps) {
+void CudaStream::AddMuon(const UpdateTensorsArgs& args, const MuonBatch& batch,
+                         int ns_steps, Works* works) const {
   const uint64_t tiles = args.range.num_tiles;
   MuonArgs kernel = batch.ArgsFor(args);
-  Launch("Update", kernels_->muon_momentum(), kernel, tiles);
-  Launch("Update", kernels_->sum_squares(), args, args.squares.num_groups);
-  Launch("Update", kernels_->muon_normalize(), kernel, tiles);
+  Add(kernels_->muon_momentum(), kernel, tiles, works);
+  Add(kernels_->sum_squares(), args, args.squares.num_groups, works);
+  Add(kernels_->muon_normalize(), kernel, tiles, works);
   const NewtonSchulz* const products = batch.products.get();
   NewtonSchulzMemory at = {batch.memory.x, batch.memory.other,
                            batch.memory.gram, batch.memory.poly,
                            batch.memory.scratch};
   for (int step = 0; step < ns_steps; ++step) {
-    Submit("Update", [core = core_.get(), products, at] {
+    works->push_back([core = core_.get(), products, at] {
       return products->Step(at, core->native());
     });
     std::swap(at.from, at.to);
   }
   kernel.x = at.from;
-  Launch("Update", kernels_->muon_apply(args.range.needs_random), kernel,
-         tiles);
+  Add(kernels_->muon_apply(args.range.needs_random), kernel, tiles, works);
 }
 
 void CudaStream::OnError(std::function<void(const Status&)> handler) {
@@ -281,7 +297,7 @@ void CudaStream::Call(std::string_view what, std::function<Status()> work) {
     if (!waited.ok()) return core->InContext("wait for a call", waited);
     if (!done) return Cancelled("stream '", core->name(), "' was ended");
     // The device may have come here without what the work uses.
-    return core->is_poisoned() ? core->status() : work();
+    return core->is_poisoned() ? core->poison() : work();
   };
   if (core_->turn() == WorkQueue::Turn::kNever) return;
   if (core_->is_captured()) {

@@ -98,12 +98,22 @@ class CudaStream final : public Stream {
   // Returns whether the launch's argument has room for the gradients' pointers,
   // and fails the stream where it has not.
   bool CheckInline(std::string_view what, const GradientSources& sources);
-  // Launch the kernels that update a range with a tensor formula.
-  void UpdateWithLamb(const UpdateTensorsArgs& args);
-  void UpdateWithAdafactor(const AdafactorArgs& args);
-  void UpdateWithMuon(const UpdateTensorsArgs& args, const MuonBatch& batch,
-                      int ns_steps);
-  // Launches a kernel.
+  // Pieces of work that are submitted as one: where the stream fails meanwhile,
+  // the driver is given all of them or none.
+  using Works = std::vector<std::function<Status()>>;
+  // Add the kernels that update a range with a tensor formula.
+  void AddLamb(const UpdateTensorsArgs& args, Works* works) const;
+  void AddAdafactor(const AdafactorArgs& args, Works* works) const;
+  void AddMuon(const UpdateTensorsArgs& args, const MuonBatch& batch,
+               int ns_steps, Works* works) const;
+
+  // Returns work that launches a kernel for so many warps, at least one.
+  template <typename Args>
+  auto LaunchOf(const Kernel& kernel, const Args& args, uint64_t warps) const;
+  // Adds, or submits, such work, unless there are no warps.
+  template <typename Args>
+  void Add(const Kernel& kernel, const Args& args, uint64_t warps,
+           Works* works) const;
   template <typename Args>
   void Launch(std::string_view what, const Kernel& kernel, const Args& args,
               uint64_t warps);

@@ -126,8 +126,17 @@ void StreamCore::Fail(const Status& status) {
 }
 
 void StreamCore::Poison(const Status& status) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (poison_.ok()) poison_ = status;
+  }
   Fail(status);
   poisoned_.store(true, std::memory_order_release);
+}
+
+Status StreamCore::poison() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return poison_;
 }
 
 Status StreamCore::status() const {

@@ -61,6 +61,8 @@ class StreamCore {
   // have it.
   void Poison(const Status& status);
   bool is_poisoned() const { return poisoned_.load(std::memory_order_acquire); }
+  // Returns that error, also while the stream ends.
+  Status poison() const;
   Status status() const;
   // Returns whether work may go to the driver now.
   WorkQueue::Turn turn() const;
@@ -112,6 +114,7 @@ class StreamCore {
   // held, by the thread that uses the stream.
   std::optional<CuStream> captured_;
   std::atomic<bool> poisoned_ = false;
+  Status poison_;         // GUARDED_BY(mutex_)
   Status capture_error_;  // GUARDED_BY(mutex_)
   // An event may be the first that a stream is given.
   std::string_view last_ = "record an event";

@@ -24,6 +24,8 @@ inline void InChild(const std::function<void()>& body) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
+    // A lock that another thread holds is never free here.
+    ::alarm(60);
     body();
     std::fflush(nullptr);
     ::_exit(::testing::Test::HasFailure() ? 1 : 0);

@@ -77,6 +77,7 @@ class Host {
   }
 
   Engine* engine() { return engine_.get(); }
+  void FreeEngine() { engine_.reset(); }
   const HostsStream& stream() const { return stream_; }
 
   // Return memory that lives as long as the engine, and a little longer.

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
@@ -77,29 +78,25 @@ TEST_F(GraphLifetimesTest, AnEngineIsFreedInACapture) {
   }
 }
 
+// A driver may hang or crash in a child. What calls of the engine do there is
+// the C interface's, which lets none come here.
 TEST_F(GraphLifetimesTest, AChildOfForkLeavesACaptureAlone) {
   Host host("adamw");
   Engine* const engine = host.engine();
+  const auto free_engine = [&] {
+    const uint64_t calls = testing::fake_cuda::CountInChild();
+    host.FreeEngine();
+    EXPECT_EQ(testing::fake_cuda::CountInChild(), calls);
+  };
   ASSERT_OK(host.CaptureWith([&]() -> Status {
     SHARD_RETURN_IF_ERROR(engine->CaptureBegin());
-    testing::InChild([&] {
-      for (const Status& status :
-           {engine->Step(Clipped(), nullptr), engine->ZeroGrad(),
-            engine->CaptureEnd(), engine->BeforeReplay(Clipped()),
-            engine->CaptureBegin()}) {
-        ExpectError(status, StatusCode::kFailedPrecondition, {});
-      }
-    });
+    testing::InChild(free_engine);
     SHARD_RETURN_IF_ERROR(engine->Step(Clipped(), nullptr));
     return engine->CaptureEnd();
   }));
   host.CopyGrads(1, true);
   ASSERT_OK(engine->BeforeReplay(Clipped()));
-  testing::InChild([&] {
-    ExpectError(engine->BeforeReplay(Clipped()),
-                StatusCode::kFailedPrecondition, {});
-    ExpectError(engine->LastReport(), StatusCode::kFailedPrecondition, {});
-  });
+  testing::InChild(free_engine);
   host.Launch();
   ASSERT_OK(engine->AwaitStep());
   EXPECT_EQ(engine->step(), 1);
