@@ -6,8 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -237,6 +241,69 @@ TEST_P(StepKernelsTest, UpdatesTensors) {
       stream->Update(list, 0, StepBlocks::Shared(&latched.block), nullptr);
       ASSERT_OK(stream->Synchronize(Deadline::After(60)));
       EXPECT_TRUE(actual == expected);
+    }
+  }
+}
+
+// An update of several kernels is made as a whole, or not at all, where its
+// stream is failed while it is enqueued, now or behind a call.
+TEST_P(StepKernelsTest, AFailureCutsNoUpdate) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kRuns = 60;
+  for (const FormulaCase& formula : TensorCases()) {
+    SCOPED_TRACE(formula.name);
+    const std::vector<float> grad = Values(kCount, 3);
+    std::vector<float> workspace(
+        kCount + TensorScratchElements(formula.formula, kShape.data(), 2));
+    const Latched latched(formula, 2);
+    const Parts before;
+    Parts actual;
+    UpdateList list =
+        TensorList(formula, grad.data(), kCount, workspace.data(), &actual);
+    ASSERT_OK(device_->Prepare(&list));
+    // Returns the parts after an update whose stream is failed after `delay`,
+    // if any, from the time at which the update can be enqueued.
+    Clock::duration took = {};
+    const auto update = [&](bool later, std::optional<Clock::duration> delay) {
+      actual = before;  // At the same addresses.
+      auto stream = device_->CreateStream(StreamKind::kCommunication);
+      EXPECT_OK(stream);
+      std::atomic<bool> begun = false;
+      if (later) {
+        (*stream)->Call("a call", [&]() -> Status {
+          while (!begun) std::this_thread::yield();
+          return Status();
+        });
+      }
+      std::thread failing([&] {
+        while (!begun) std::this_thread::yield();
+        if (!delay.has_value()) return;
+        const auto end = Clock::now() + *delay;
+        while (Clock::now() < end) continue;
+        (*stream)->Fail(Cancelled("a failure"));
+      });
+      const auto enqueue = [&] {
+        (*stream)->Update(list, 0, StepBlocks::Shared(&latched.block), nullptr);
+      };
+      if (later) enqueue();
+      begun = true;
+      const auto start = Clock::now();
+      if (!later) enqueue();
+      const Status done = (*stream)->Synchronize(Deadline::After(60));
+      took = Clock::now() - start;
+      EXPECT_TRUE(done.ok() || delay.has_value());
+      failing.join();
+      stream->reset();
+      return actual;
+    };
+    for (const bool later : {false, true}) {
+      const Parts expected = update(later, std::nullopt);
+      ASSERT_FALSE(expected == before);
+      const Clock::duration whole = took;
+      for (int run = 0; run < kRuns; ++run) {
+        const Parts after = update(later, whole * run / kRuns);
+        EXPECT_TRUE(after == before || after == expected);
+      }
     }
   }
 }
