@@ -310,6 +310,7 @@ bool Group::AllArrived(uint64_t round) const {
 }
 
 Status Group::FindLost(const Call& call, uint64_t round) const {
+  bool any_shut_down = false;
   for (int r = 0; r < world_size_; ++r) {
     const auto absent = [&] {
       return slot(r).arrived.load(std::memory_order_acquire) < round;
@@ -324,9 +325,9 @@ Status Group::FindLost(const Call& call, uint64_t round) const {
       continue;
     }
     if (presence == kShutDown || is_shut_down()) {
-      return FailedPrecondition(
-          "'", call.what,
-          "' on a duplicate: the communicator that it is of was shut down");
+      // A rank that died tells more: the search goes on.
+      any_shut_down = true;
+      continue;
     }
     return RankLost(r, NameOf(r),
                     presence == kLeft ? " left the group without Shutdown"
@@ -334,7 +335,10 @@ Status Group::FindLost(const Call& call, uint64_t round) const {
                     " before it entered '", call.what, "'; ",
                     LastCallOf(r, round));
   }
-  return Status();
+  if (!any_shut_down) return Status();
+  return FailedPrecondition(
+      "'", call.what,
+      "' on a duplicate: the communicator that it is of was shut down");
 }
 
 Status Group::CheckForDeadlock(uint64_t round) const {

@@ -217,6 +217,28 @@ TEST_F(DuplicateGroupTest, AShutdownIsSeenBeforeADeath) {
   EXPECT_EQ(Wait([] { return false; }).code(), StatusCode::kFailedPrecondition);
 }
 
+// Rank 1 shut down in order, which does not hide that rank 2 is lost.
+TEST(GroupOfThreeTest, AShutdownDoesNotHideALostRank) {
+  constexpr int kRanks = 3;
+  Mapping memories[] = {*Mapping::Anonymous(ControlBlock::Bytes(kRanks)),
+                        *Mapping::Anonymous(ControlBlock::Bytes(kRanks))};
+  const auto block_of = [](Mapping& memory) {
+    return std::shared_ptr<ControlBlock>(
+        std::shared_ptr<void>(),
+        reinterpret_cast<ControlBlock*>(memory.data()));
+  };
+  const auto block = block_of(memories[0]);
+  const auto origin = std::make_shared<Group>(
+      block, Membership(block.get(), 0), kRanks, nullptr);
+  Group duplicate(block_of(memories[1]), origin);
+  block->slots()[1].presence = kShutDown;
+  block->slots()[2].presence = kLeft;
+  const Status status = duplicate.Begin({Operation::kBarrier, "engine"},
+                                        nullptr, 0, Deadline::After(10));
+  EXPECT_EQ(status.code(), StatusCode::kRankLost) << status.ToString();
+  EXPECT_EQ(status.rank(), 2);
+}
+
 TEST_F(DuplicateGroupTest, AShutdownOfTheOriginEndsTheWait) {
   const Status status = Wait([this] {
     origin_->ShutDown();
