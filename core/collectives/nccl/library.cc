@@ -31,7 +31,7 @@ StatusCode CodeOf(NcclResult result) {
 
 // Finds the version, which decides whether the rest is looked for.
 StatusOr<NcclLibrary> Examine(cuda::Library library) {
-  NcclLibrary opened = {std::move(library), {}, 0};
+  NcclLibrary opened = {std::move(library), {}};
   const std::string& name = opened.library.name();
   auto* const get_version =
       opened.library.Find<NcclResult(int*)>("ncclGetVersion");
@@ -85,9 +85,11 @@ Status NcclLibrary::ToStatus(NcclResult result, std::string_view call,
       api.GetLastError == nullptr ? nullptr : api.GetLastError(comm);
   const bool tells_more = last != nullptr && *last != '\0';
   return Status(CodeOf(result),
-                StrCat(call, ": ", text == nullptr ? "unknown error" : text,
-                       " (", static_cast<int>(result), ")",
-                       tells_more ? ": " : "", tells_more ? last : ""));
+                StrCat(call, rank < 0 ? "" : StrCat(" on rank ", rank), ": ",
+                       text == nullptr ? "unknown error" : text, " (",
+                       static_cast<int>(result), ")", tells_more ? ": " : "",
+                       tells_more ? last : ""),
+                rank);
 }
 
 StatusOr<NcclLibrary> OpenNccl() {

@@ -43,6 +43,7 @@ StatusOr<std::unique_ptr<RankComms>> RankComms::Open(
     std::span<const RankSet> sets, const Deadline& deadline) {
   // NCCL starts threads, which may run its code as long as the process lives.
   library.library.Keep();
+  library.rank = control->rank();
   std::unique_ptr<RankComms> comms(new RankComms(
       std::move(context), std::move(library), control->world_size()));
   NcclId id = {};

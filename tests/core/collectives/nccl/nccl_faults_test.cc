@@ -231,7 +231,8 @@ TEST(NcclFaultsTest, AnErrorOfNcclIsThatOfAllRanks) {
     ASSERT_OK(rank->comm->Barrier("set", Soon()));
     const Status status = Gather(rank);
     ExpectEnd(status, StatusCode::kUnavailable);
-    EXPECT_TRUE(Contains(status.message(), "remote"));
+    EXPECT_EQ(status.rank(), 1);
+    EXPECT_TRUE(Contains(status.message(), "NCCL on rank 1: remote"));
   });
 }
 
@@ -242,7 +243,10 @@ TEST(NcclFaultsTest, ACallThatFailsEndsAllRanks) {
                           fake_nccl::Result::kUnhandledCudaError, {.rank = 1});
     }
     ASSERT_OK(rank->comm->Barrier("set", Soon()));
-    ExpectEnd(Gather(rank), StatusCode::kUnavailable);
+    const Status status = Gather(rank);
+    ExpectEnd(status, StatusCode::kUnavailable);
+    EXPECT_EQ(status.rank(), 1);
+    EXPECT_TRUE(Contains(status.message(), "gather on rank 1"));
   });
 }
 
