@@ -95,8 +95,9 @@ Status Watchdog::Announce(const Announcement& mine, const Deadline& deadline) {
           return;
         }
         differs = Desync(rank, "the ranks enqueued different collectives: ",
-                         "this rank ", mine.ToText(), ", rank ", rank, " ",
-                         other.ToText(), " (collective ", announced_,
+                         "rank ", shared_->comms->library().rank, " ",
+                         mine.ToText(), ", rank ", rank, " ", other.ToText(),
+                         " (collective ", announced_,
                          "); every rank must make the same calls in the same "
                          "order");
       },

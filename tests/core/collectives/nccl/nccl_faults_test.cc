@@ -93,7 +93,10 @@ TEST(NcclFaultsTest, RanksThatCallDifferentThingsAreNamed) {
     const Status status = Gather(rank, differs ? kBytes / 2 : kBytes);
     ExpectEnd(status, StatusCode::kDesync);
     EXPECT_TRUE(Contains(status.message(), "an all-gather 'gather' of 400"));
-    EXPECT_TRUE(Contains(status.message(), "of 200 bytes over 3 ranks"));
+    EXPECT_TRUE(
+        Contains(status.message(),
+                 "rank 2 an all-gather 'gather' of 200 bytes over 3 ranks"));
+    EXPECT_FALSE(Contains(status.message(), "this rank"));
   });
 }
 
