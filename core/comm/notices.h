@@ -20,6 +20,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string_view>
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
@@ -59,8 +60,10 @@ class Notices {
   // now, but changes nothing: the error that has ended the family; kRankLost
   // for a rank that has not posted the notice and never will; once `deadline`
   // has passed, kDeadlineExceeded, with the ranks that have not posted it; else
-  // OK. Any thread.
-  virtual Status Check(uint64_t number, const Deadline& deadline) const = 0;
+  // OK. `what` names the wait in these errors, but not in one that has ended
+  // the family. Any thread.
+  virtual Status Check(uint64_t number, std::string_view what,
+                       const Deadline& deadline) const = 0;
 
   // Ends the family for all ranks with `error`, which becomes the error of
   // their current or next Await as it is, and of later calls as of a

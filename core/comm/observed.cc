@@ -52,8 +52,9 @@ class ObservedNotices final : public Notices {
     return Observe(observer_, EventId::kAllGather, sending_,
                    [&] { return notices_->Await(recv, deadline); });
   }
-  Status Check(uint64_t number, const Deadline& deadline) const override {
-    return notices_->Check(number, deadline);
+  Status Check(uint64_t number, std::string_view what,
+               const Deadline& deadline) const override {
+    return notices_->Check(number, what, deadline);
   }
   void Fail(const Status& error) override {
     notices_->Fail(error);

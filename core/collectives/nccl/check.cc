@@ -184,7 +184,7 @@ class Checker {
   Status CheckTime(std::string_view name) const {
     // No notice is posted: a rank that is late is found by its call.
     constexpr double kLong = 3600;
-    SHARD_RETURN_IF_ERROR(notices_->Check(1, Deadline::After(kLong)));
+    SHARD_RETURN_IF_ERROR(notices_->Check(1, name, Deadline::After(kLong)));
     if (!deadline_.Expired()) return Status();
     return DeadlineExceeded(name, " was not done within ", deadline_.seconds(),
                             " s; look at the GPU (nvidia-smi), and at NCCL's "

@@ -79,6 +79,14 @@ class CallChain {
 
 }  // namespace
 
+std::string NcclCollectives::Launch::Name() const {
+  std::string name;
+  for (const std::string_view tag : tags) {
+    StrAppend(&name, name.empty() ? "" : ", ", tag);
+  }
+  return name;
+}
+
 std::string NcclCollectives::transport() const {
   return StrCat("nccl ", VersionText(parts_.comms->library().version));
 }
@@ -106,7 +114,10 @@ void NcclCollectives::Add(std::string_view tag, const RankSet& set,
     stream->Native(tag, [status](void*) { return status; });
     return;
   }
-  launch_.tag = tag;
+  std::vector<std::string_view>& tags = launch_.tags;
+  if (std::find(tags.begin(), tags.end(), tag) == tags.end()) {
+    tags.push_back(tag);
+  }
   launch_.set = set;
   launch_.calls.push_back(std::move(call));
   parts_.observer->Count(EventOf(announced.kind), bytes);
@@ -121,13 +132,15 @@ void NcclCollectives::Flush(Stream* stream) {
     if (call.sum) sums.push_back(*call.sum);
   }
   Watchdog* const watchdog = parts_.watchdog.get();
-  const std::string_view tag = launch.tag;
+  const std::string_view tag = launch.tags.front();
+  std::string name = launch.Name();
   Event begin = stream->Record();
   stream->Native(tag,
                  [watchdog, comms = parts_.comms, launch = std::move(launch),
-                  check = watchdog->Checks(deadline_)](void* native) {
+                  name, check = watchdog->Checks(name, deadline_)](
+                     void* native) {
                    const Status given = comms->Enqueue(
-                       launch.tag, launch.set,
+                       name, launch.set,
                        [&](const NcclApi& api, NcclComm comm) {
                          CallChain chain;
                          for (const Call& call : launch.calls) {
@@ -139,7 +152,7 @@ void NcclCollectives::Flush(Stream* stream) {
                    if (!given.ok()) watchdog->Report(given);
                    return given;
                  });
-  watchdog->Watch(tag, std::move(begin), stream->Record(), deadline_);
+  watchdog->Watch(std::move(name), std::move(begin), stream->Record(), deadline_);
   for (const BlockSum& sum : sums) stream->SumBlocks(sum);
 }
 

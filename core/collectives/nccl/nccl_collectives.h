@@ -89,10 +89,14 @@ class NcclCollectives final : public Collectives {
   };
   // Collectives that were announced, and are enqueued together.
   struct Launch {
-    std::string_view tag;  // That of the last.
+    // The different tags of the calls, at least one where there is a call.
+    std::vector<std::string_view> tags;
     RankSet set;
     std::vector<Call> calls;
     size_t blocks = 0;  // The bytes of the blocks in use.
+
+    // Returns the tags as errors have them: "gather, sum".
+    std::string Name() const;
   };
 
   // Announces a collective that sends `bytes` bytes, and enqueues it, or lets

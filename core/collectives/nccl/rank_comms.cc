@@ -60,7 +60,7 @@ StatusOr<std::unique_ptr<RankComms>> RankComms::Open(
   const Status opened = comms->state_->context->Run([&] {
     return comms->OpenAll(id, sets, control->rank(), [&]() -> Status {
       constexpr double kLong = 3600;  // The deadline is not that of a notice.
-      SHARD_RETURN_IF_ERROR(notices->Check(1, Deadline::After(kLong)));
+      SHARD_RETURN_IF_ERROR(notices->Check(1, kOpen, Deadline::After(kLong)));
       if (!deadline.Expired()) return Status();
       return DeadlineExceeded(
           "NCCL has not made its communicators within ", deadline.seconds(),

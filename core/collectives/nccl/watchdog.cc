@@ -107,20 +107,23 @@ Status Watchdog::Announce(const Announcement& mine, const Deadline& deadline) {
   return differs;
 }
 
-Watchdog::CheckUntil Watchdog::Checks(std::optional<Deadline> call) const {
-  return [shared = shared_, number = announced_, call] {
+Watchdog::CheckUntil Watchdog::Checks(std::string name,
+                                      std::optional<Deadline> call) const {
+  return [shared = shared_, name = std::move(name), number = announced_, call] {
     const Deadline deadline = call.value_or(Deadline::After(shared->timeout));
-    return [shared, number, deadline] {
-      return shared->notices->Check(number, deadline);
+    return [shared, name, number, deadline] {
+      return shared->notices->Check(number, name, deadline);
     };
   };
 }
 
-void Watchdog::Watch(std::string_view tag, Event begin, Event end,
+void Watchdog::Watch(std::string name, Event begin, Event end,
                      std::optional<Deadline> call) {
-  const Work work = {tag, announced_, std::move(begin), std::move(end), call};
-  queue_->Push(
-      tag, [shared = shared_, work] { return WatchOne(shared.get(), work); });
+  Work work = {std::move(name), announced_, std::move(begin), std::move(end),
+               call};
+  queue_->Push("watch", [shared = shared_, work = std::move(work)] {
+    return WatchOne(shared.get(), work);
+  });
 }
 
 void Watchdog::Report(const Status& error) {
@@ -169,13 +172,13 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
   Pause pause = PauseOfWatch();
   const auto find_error = [&]() -> Status {
     const Deadline never = Deadline::After(shared->timeout);
-    const Status late =
-        shared->notices->Check(work.number, deadline.value_or(never));
-    if (!late.ok()) return late.WithContext(StrCat("NCCL, '", work.tag, "'"));
+    SHARD_RETURN_IF_ERROR(shared->notices->Check(work.number, work.name,
+                                                 deadline.value_or(never)));
     SHARD_RETURN_IF_ERROR(shared->comms->AsyncError());
     // A rank that is gone may have announced later ones before.
     const Status lost =
-        shared->notices->Check(std::numeric_limits<uint64_t>::max(), never);
+        shared->notices->Check(std::numeric_limits<uint64_t>::max(),
+                               "NCCL's next collective", never);
     if (lost.code() != StatusCode::kRankLost) return Status();
     if (!gone) gone = Deadline::After(kGoneSeconds);
     return gone->Expired() ? lost : Status();

@@ -24,7 +24,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <type_traits>
 
 #include "core/base/deadline.h"
@@ -75,14 +74,14 @@ class Watchdog {
   Status Announce(const Announcement& mine, const Deadline& deadline);
 
   // Returns what makes checks of the collective that was announced last, for
-  // waits of RankComms, when the stream comes to it. `call`: as Watch.
+  // waits of RankComms, when the stream comes to it. `name`, `call`: as Watch.
   using CheckUntil = std::function<RankComms::Check()>;
-  CheckUntil Checks(std::optional<Deadline> call) const;
+  CheckUntil Checks(std::string name, std::optional<Deadline> call) const;
 
-  // Watches the collective that was announced last. Its time begins with
-  // `begin`, and it is done at `end`. `call`: when its time ends, or null for
-  // the timeout.
-  void Watch(std::string_view tag, Event begin, Event end,
+  // Watches the collectives that were announced last, which errors call `name`.
+  // Their time begins with `begin`, and they are done at `end`. `call`: when
+  // their time ends, or null for the timeout.
+  void Watch(std::string name, Event begin, Event end,
              std::optional<Deadline> call);
 
   // Ends the family with an error that was found elsewhere, and aborts NCCL.
@@ -106,7 +105,7 @@ class Watchdog {
     void Report(const Status& error) noexcept;
   };
   struct Work {
-    std::string_view tag;
+    std::string name;
     uint64_t number;
     Event begin;
     Event end;

@@ -41,8 +41,10 @@ class DirectNotices final : public Notices {
   Status Await(void* recv, const Deadline& deadline) override;
   Status Meet(const void* notice, void* recv,
               const Deadline& deadline) override;
-  Status Check(uint64_t number, const Deadline& deadline) const override {
-    return group_->Check(call(), number, deadline);
+  Status Check(uint64_t number, std::string_view what,
+               const Deadline& deadline) const override {
+    return group_->Check({Operation::kNotice, what, bytes_, direct_}, number,
+                         deadline);
   }
   void Fail(const Status& error) override { group_->Fail(error); }
   Status failure() const override { return group_->failure(); }

@@ -360,7 +360,11 @@ Status Group::DescribeLate(const Call& call, uint64_t round,
       late.push_back(r);
     }
   }
-  if (late.empty()) return DeadlineExceeded("'", call.what, "' took too long");
+  if (late.empty()) {
+    return DeadlineExceeded("'", call.what, "' took longer than ",
+                            deadline.seconds(),
+                            " s, though all ranks have entered it");
+  }
   constexpr size_t kMost = 32;
   const size_t count = late.size();
   if (count > kMost) late.resize(kMost);

@@ -137,16 +137,19 @@ TEST_P(NoticesFaultTest, ACheckNamesTheRanksThatAreLate) {
     SHARD_ASSERT_OK(side->Barrier("posted", Soon()));
     const Deadline passed = Deadline::After(0);
     if (comm->rank() == 0) {
-      SHARD_EXPECT_OK((*poster)->Check(1, Soon()));
-      SHARD_EXPECT_OK((*poster)->Check(2, Soon()));
-      const Status late = (*poster)->Check(2, passed);
+      SHARD_EXPECT_OK((*poster)->Check(1, "a wait", Soon()));
+      SHARD_EXPECT_OK((*poster)->Check(2, "a wait", Soon()));
+      const Status late = (*poster)->Check(2, "a wait", passed);
       EXPECT_EQ(late.code(), StatusCode::kDeadlineExceeded) << late.ToString();
-      EXPECT_TRUE(Contains(late.message(), "2 of 2 ranks did not enter it"));
-      const Status all_came = (*poster)->Check(1, passed);
+      EXPECT_TRUE(Contains(late.message(), "'a wait': 2 of 2 ranks did not enter it"));
+      const Status all_came = (*poster)->Check(1, "a wait", passed);
       EXPECT_EQ(all_came.code(), StatusCode::kDeadlineExceeded);
       EXPECT_EQ(all_came.rank(), -1);
+      EXPECT_EQ(all_came.message(),
+                "'a wait' took longer than 0 s, though all ranks have entered "
+                "it");
       SHARD_ASSERT_OK(poster->Post());
-      EXPECT_EQ((*poster)->Check(2, passed).rank(), 1);
+      EXPECT_EQ((*poster)->Check(2, "a wait", passed).rank(), 1);
     }
     SHARD_ASSERT_OK(side->Barrier("checked", Soon()));
     if (comm->rank() == 1) SHARD_ASSERT_OK(poster->Post());
@@ -154,7 +157,7 @@ TEST_P(NoticesFaultTest, ACheckNamesTheRanksThatAreLate) {
     SHARD_EXPECT_OK(side->Barrier("awaited", Soon()));
     if (comm->rank() == 1) (*poster)->Fail(Cancelled("enough"));
     SHARD_ASSERT_OK(side->Barrier("ended", Soon()));
-    EXPECT_EQ((*poster)->Check(1, Soon()).code(), StatusCode::kCancelled);
+    EXPECT_EQ((*poster)->Check(1, "a wait", Soon()).code(), StatusCode::kCancelled);
   });
 }
 
