@@ -31,7 +31,6 @@ struct NcclLibrary {
   int rank = -1;    // Whose calls are made, which errors name; -1: no rank's.
 
   // Returns functions of later versions, and whether this one has them.
-  // REQUIRES: the library is not kept.
   std::vector<std::pair<std::string_view, bool>> FindLaterFunctions() const;
 
   // Returns the status of a call's result: "ncclAllGather on rank 2: unhandled

@@ -17,7 +17,7 @@ StatusOr<Library> Library::Open(const char* name, Origin origin) {
 }
 
 Library::~Library() {
-  if (handle_ != nullptr) dlclose(handle_);
+  if (handle_ != nullptr && !is_kept_) dlclose(handle_);
 }
 
 std::string Library::FindPath() const {

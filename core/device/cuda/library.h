@@ -30,7 +30,8 @@ class Library {
   Library(Library&& other) noexcept
       : name_(std::move(other.name_)),
         handle_(std::exchange(other.handle_, nullptr)),
-        origin_(other.origin_) {}
+        origin_(other.origin_),
+        is_kept_(other.is_kept_) {}
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
@@ -38,7 +39,6 @@ class Library {
   // Returns kProcess for a library that the process had before.
   Origin origin() const { return origin_; }
   // Returns the path of its file, or "" where the loader does not know it.
-  // REQUIRES, of this and Find: Keep was not called.
   std::string FindPath() const;
 
   // Returns null where the library has no such symbol.
@@ -49,7 +49,7 @@ class Library {
 
   // Keeps it open for good: for a library that has begun to work, which may
   // have left its code with others.
-  void Keep() { handle_ = nullptr; }
+  void Keep() { is_kept_ = true; }
 
  private:
   Library(const char* name, void* handle, Origin origin)
@@ -57,8 +57,9 @@ class Library {
   void* FindSymbol(const char* symbol) const;
 
   std::string name_;
-  void* handle_;  // Null: the library is not closed.
+  void* handle_;  // Null: another object has it.
   Origin origin_;
+  bool is_kept_ = false;
 };
 
 // Returns the result of use(Library) for the first of `names` with which that
