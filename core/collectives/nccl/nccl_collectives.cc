@@ -236,16 +236,18 @@ size_t NcclCollectives::MakeRoom(const RankSet& set,
                                  const ReduceScatterArgs& args, size_t left,
                                  Stream* stream) {
   const size_t size = DTypeSize(args.dtype);
+  const size_t all = left;
   if (!args.all_send) left = std::min(left, parts_.zeros.size() / size);
   const size_t each = static_cast<size_t>(set.count - 1) * size;
   const auto room = [&] {
     return std::min(left, (parts_.blocks.size() - launch_.blocks) / each);
   };
   if (room() < left) Flush(stream);
-  // The kernel of the sums reads several elements at once.
+  // The kernel of the sums reads several elements at once, so the next part
+  // begins at a multiple of them.
   constexpr size_t kAtOnce = 16;
   const size_t fits = room();
-  return fits < args.count && fits > kAtOnce ? fits / kAtOnce * kAtOnce : fits;
+  return fits < all && fits > kAtOnce ? fits / kAtOnce * kAtOnce : fits;
 }
 
 void NcclCollectives::SumInOrder(std::string_view tag, const RankSet& set,

@@ -292,18 +292,25 @@ TEST_P(NcclCollectivesTest, BlocksWithoutMemoryFailTheStream) {
       /*shutdown=*/false);
 }
 
-// Blocks for which the memory is too small come in parts.
+// Blocks for which the memory is too small come in parts, as few as hold them.
 TEST_P(NcclCollectivesTest, LargeBlocksComeInParts) {
   Run([](Communicator* comm) {
     BlockingCollectives cpu(comm);
     const auto peers = static_cast<size_t>(comm->world_size() - 1);
     NcclRank rank(comm, EverySet(*comm),
                   {.reduce = {.blocks = peers * 4096, .zeros = 4096}});
+    const fake_nccl::Target me = {.rank = comm->rank()};
     for (const RankSet& set : EverySet(*comm)) {
-      CheckReduceScatter(&cpu, &rank, set, 1,
-                         {DType::kF32, DType::kF32, false, true, 0, 5000});
-      CheckReduceScatter(&cpu, &rank, set, 1,
-                         {DType::kBF16, DType::kF32, true, false, -1, 7001});
+      const auto parts = [&](const Form& form) {
+        const uint64_t before = fake_nccl::Count(me).launches;
+        CheckReduceScatter(&cpu, &rank, set, 1, form);
+        return fake_nccl::Count(me).launches - before;
+      };
+      const bool by_nccl = set.count > 1;
+      EXPECT_EQ(parts({DType::kF32, DType::kF32, false, true, 0, 5000}),
+                by_nccl ? 5u : 0u);
+      EXPECT_EQ(parts({DType::kBF16, DType::kF32, true, false, -1, 7001}),
+                by_nccl ? 4u : 0u);
     }
   });
 }
