@@ -2,10 +2,10 @@
 
 #include "core/collectives/nccl/library.h"
 
-#include <cstdlib>
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/collectives/nccl/conf_files.h"
 
 namespace shard::nccl {
 
@@ -46,10 +46,13 @@ StatusOr<NcclLibrary> Examine(cuda::Library library) {
                               " or later, before 3.0");
   }
   // It would wait inside of calls, whatever their deadlines.
-  const char* const blocking = std::getenv("NCCL_COMM_BLOCKING");
-  if (blocking != nullptr && std::string_view(blocking) != "0") {
-    return FailedPrecondition("NCCL_COMM_BLOCKING=", blocking,
-                              " makes its calls wait for ever; unset it");
+  const auto blocking = FindSetting("NCCL_COMM_BLOCKING");
+  if (blocking && !blocking->value.empty() && blocking->value != "0") {
+    const std::string& file = blocking->file;
+    return FailedPrecondition(
+        "NCCL_COMM_BLOCKING=", blocking->value, file.empty() ? "" : ", in ",
+        file, ", makes its calls wait for ever; ",
+        file.empty() ? "unset it" : "remove it there");
   }
 #define SHARD_NCCL_FIND(Name, symbol, parameters)                        \
   opened.api.Name = opened.library.Find<NcclResult parameters>(#symbol); \

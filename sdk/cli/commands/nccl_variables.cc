@@ -105,12 +105,10 @@ void ReadFile(const std::string& path, std::vector<NcclVariable>* variables) {
 }
 
 NcclEffect EffectOfBlocking(const NcclVariable& variable) {
-  if (variable.value == "0") return {kHarmless, ""};
-  const bool is_file = !variable.file.empty();
-  return {is_file ? "makes NCCL's calls wait for ever, whatever libshard's "
-                    "timeouts; libshard does not see it in a file"
-                  : "refused: NCCL's calls would wait for ever",
-          is_file ? "remove it from " + variable.file : "unset it"};
+  if (variable.value.empty() || variable.value == "0") return {kHarmless, ""};
+  return {"refused: NCCL's calls would wait for ever",
+          variable.file.empty() ? "unset it"
+                                : "remove it from " + variable.file};
 }
 
 }  // namespace

@@ -115,8 +115,9 @@ TEST_F(DoctorNcclTest, VariablesAreListedWithTheirEffects) {
   ExpectHas(Found("NCCL_COMM_ID"), {"warn 10.0.0.1:5000: "});
   ExpectHas(Found("NCCL_OF_TOMORROW"), {"info 1: not known"});
   ExpectHas(Found("NCCL_SOCKET_IFNAME"), {"ok =lo: lo"});
-  // A file is not seen by libshard, so it does not refuse that.
-  ExpectHas(Found("NCCL_COMM_BLOCKING"), {"warn 1, in ", "wait for ever"});
+  ExpectHas(Found("NCCL_COMM_BLOCKING"), {"warn 1, in ", "refused"});
+  ExpectHas(Found("library"), {"warn ", "NCCL_COMM_BLOCKING=1, in ",
+                               "nccl.conf, makes its calls wait for ever"});
   ExpectHas(Remedy("NCCL_COMM_BLOCKING"), {"remove it from ", "nccl.conf"});
   EXPECT_EQ(Found("NCCL_DEBUG_FILE"), "");
 }

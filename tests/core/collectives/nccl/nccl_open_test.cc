@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 
@@ -11,7 +12,9 @@
 #include "core/collectives/nccl/library.h"
 #include "core/comm/communicator.h"
 #include "core/device/cuda/cuda_device.h"
+#include "core/device/cuda/library.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/base/temp_folder.h"
 #include "tests/core/collectives/blocking_collectives.h"
 #include "tests/core/collectives/nccl/nccl_rank.h"
 
@@ -75,6 +78,32 @@ TEST(NcclOpenTest, StagedUsesNone) {
     EXPECT_OK(OpenOn(comm, comm->rank(), Transport::kStaged));
     EXPECT_FALSE(UsesNccl());
   });
+}
+
+// NCCL reads the file at its first call, which here comes later.
+TEST(NcclOpenTest, BlockingCommunicatorsAreRefusedInAFileToo) {
+  const TempFolder folder;
+  const std::string path = folder / "nccl.conf";
+  ::setenv("NCCL_CONF_FILE", path.c_str(), 1);
+  const FakeNccl fake(OneGpuEach(1));
+  WriteText(path, "#NCCL_COMM_BLOCKING=1\nNCCL_COMM_BLOCKING=0\n");
+  EXPECT_OK(nccl::OpenNccl());
+  WriteText(path, "NCCL_DEBUG=WARN\nNCCL_COMM_BLOCKING=1\n");
+  ExpectError(nccl::OpenNccl(), StatusCode::kBackendUnavailable,
+              {"NCCL_COMM_BLOCKING=1, in ", path, "remove it there"});
+  ::unsetenv("NCCL_CONF_FILE");
+}
+
+// The process has the fake of NCCL beside it, in which a search of the whole
+// process would find the symbol.
+TEST(NcclOpenTest, ALibraryThatIsKeptIsStillSearchedAlone) {
+  auto libc =
+      cuda::Library::Open("libc.so.6", cuda::Library::Origin::kAnywhere);
+  ASSERT_OK(libc);
+  libc->Keep();
+  EXPECT_NE(libc->Find<void()>("abort"), nullptr);
+  EXPECT_EQ(libc->Find<void()>("ncclCommAbort"), nullptr);
+  EXPECT_NE(libc->FindPath(), "");
 }
 
 // Each call of the start fails once, on one rank: all ranks get its error.
