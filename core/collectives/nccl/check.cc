@@ -16,7 +16,6 @@
 #include "core/collectives/nccl/rank_comms.h"
 #include "core/comm/notices.h"
 #include "core/comm/rank_set.h"
-#include "core/device/cuda/context.h"
 
 namespace shard::nccl {
 
@@ -208,6 +207,7 @@ class Checker {
 
 Status CheckCollectives(Communicator* control,
                         const StatusOr<std::shared_ptr<Device>>& device,
+                        const std::shared_ptr<cuda::Context>& context,
                         const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(control, kCheck, device.status(), deadline));
@@ -216,16 +216,13 @@ Status CheckCollectives(Communicator* control,
     return BackendUnavailable("NCCL: ", library.status().message());
   }
   SHARD_RETURN_IF_ERROR(library.status());
-  auto context = cuda::Context::Open((*device)->id().ordinal);
-  SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(control, kCheck, context.status(), deadline));
   SHARD_ASSIGN_OR_RETURN(const auto notices,
                          control->OpenNotices(kCheck, sizeof(char), deadline));
   const RankSet all = RankSet::All(control->world_size());
   SHARD_ASSIGN_OR_RETURN(
       const auto comms,
-      RankComms::Open(control, notices.get(), *std::move(context),
-                      *std::move(library), {&all, 1}, deadline));
+      RankComms::Open(control, notices.get(), context, *std::move(library),
+                      {&all, 1}, deadline));
   Status status;
   {
     Checker checker(control->rank(), device->get(), comms.get(), notices.get(),

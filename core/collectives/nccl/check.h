@@ -8,15 +8,18 @@
 #include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
+#include "core/device/cuda/context.h"
 #include "core/device/device.h"
 
 namespace shard::nccl {
 
 // Checks NCCL between the ranks' GPUs, as CollectivesCheck (core/device) has
 // it. COLLECTIVE. One rank alone calls NCCL, too, which the collectives of an
-// engine do not. `device`: a GPU of the driver's order, or why there is none.
+// engine do not. `device`: a GPU of the driver's order, which has `context`, or
+// why there is none.
 Status CheckCollectives(Communicator* control,
                         const StatusOr<std::shared_ptr<Device>>& device,
+                        const std::shared_ptr<cuda::Context>& context,
                         const Deadline& deadline);
 
 }  // namespace shard::nccl

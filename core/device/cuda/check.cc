@@ -9,7 +9,9 @@ namespace shard::cuda {
 
 Status CheckCollectives(std::string_view id, Communicator* control,
                         const Deadline& deadline) {
-  return nccl::CheckCollectives(control, OpenDevice(id), deadline);
+  const auto device = OpenDevice(id);
+  const auto context = device.ok() ? ContextOf(**device) : nullptr;
+  return nccl::CheckCollectives(control, device, context, deadline);
 }
 
 }  // namespace shard::cuda

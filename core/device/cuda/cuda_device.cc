@@ -36,6 +36,8 @@ class CudaDevice final : public Device {
         kernels_(std::move(kernels)),
         memory_(std::move(memory)) {}
 
+  const std::shared_ptr<Context>& context() const { return context_; }
+
   const std::string& name() const override { return context_->name(); }
   DeviceId id() const override {
     return {DeviceId::Kind::kCuda, context_->ordinal()};
@@ -185,6 +187,10 @@ StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view id) {
       std::move(context), std::move(kernels), std::move(memory));
   known = device;
   return device;
+}
+
+std::shared_ptr<Context> ContextOf(const Device& device) {
+  return static_cast<const CudaDevice&>(device).context();
 }
 
 }  // namespace shard::cuda

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "core/base/status.h"
+#include "core/device/cuda/context.h"
 #include "core/device/device.h"
 
 namespace shard::cuda {
@@ -21,6 +22,10 @@ namespace shard::cuda {
 // lists those that are; kBackendUnavailable without a driver, or with one that
 // cannot run the kernels.
 StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view id);
+
+// Returns the context in which a device has its memory and streams. REQUIRES:
+// the device is one of OpenDevice.
+std::shared_ptr<Context> ContextOf(const Device& device);
 
 }  // namespace shard::cuda
 

@@ -37,6 +37,9 @@ TEST(NcclCheckTest, MakesEachCall) {
     SCOPED_TRACE(ranks);
     const FakeNccl fake(OneGpuEach(ranks));
     EXPECT_OK(Check(ranks));
+    // The device's own context: an abandoned one keeps the device's memory.
+    EXPECT_EQ(fake_cuda::Count().Calls("cuDevicePrimaryCtxRetain"),
+              static_cast<uint64_t>(ranks));
     const fake_nccl::Counts counts = fake_nccl::Count();
     for (const char* const symbol :
          {"ncclAllGather", "ncclBroadcast", "ncclSend", "ncclRecv",
