@@ -68,6 +68,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
   Status local = options.status();
   std::shared_ptr<Device> device;
   std::shared_ptr<Stream> host_stream;
+  RankPlacement placement;
   if (local.ok()) local = CheckEngineOptions(*options);
   if (local.ok()) {
     auto opened = OpenDeviceOf(*options, &transport);
@@ -75,7 +76,10 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
     if (opened.ok()) device = *std::move(opened);
   }
   if (local.ok()) {
-    local = CheckSupported(*plan, *comm, *device, nullptr, deadline);
+    placement =
+        PlacementOf(*comm, *device, transport,
+                    options->missing_grads != MissingGrads::kError);
+    local = CheckSupported(*plan, *comm, placement, nullptr, deadline);
   }
   if (local.ok()) {
     auto wrapped = device->WrapStream(nullptr);
@@ -97,7 +101,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
       },
       deadline));
   SHARD_RETURN_IF_ERROR(CheckDeviceMemory(*plan, comm.get(), device.get(),
-                                          transport, nullptr, deadline));
+                                          placement, nullptr, deadline));
   const auto blas = FindBlas(*plan, hypers, device.get());
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm.get(), "find a BLAS", blas.status(), deadline));

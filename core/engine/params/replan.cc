@@ -77,6 +77,9 @@ StatusOr<Replanned> Replan(const EngineRuntime& from, const Status& known,
                            Communicator* comm, Device* device,
                            const Deadline& deadline) {
   const Plan& before = *from.plan();
+  const ReplacedPlan replaced = {&before, from.reduce_memory()};
+  const RankPlacement placement =
+      PlacementOf(*comm, *device, options.transport, options.allow_missing);
   std::shared_ptr<const Plan> next;
   const auto make = [&]() -> Status {
     SHARD_RETURN_IF_ERROR(known);
@@ -86,7 +89,7 @@ StatusOr<Replanned> Replan(const EngineRuntime& from, const Status& known,
     changed.wrap = before.UnitsAsPolicy();
     SHARD_ASSIGN_OR_RETURN(next,
                            Plan::Create(std::move(change.model), changed));
-    return CheckSupported(*next, *comm, *device, &before, deadline);
+    return CheckSupported(*next, *comm, placement, &replaced, deadline);
   };
   const Status local = make();
   Arguments arguments;
@@ -97,7 +100,7 @@ StatusOr<Replanned> Replan(const EngineRuntime& from, const Status& known,
   SHARD_RETURN_IF_ERROR(
       from.units().EnterChange(Activity::kReplan, local, arguments, deadline));
   SHARD_RETURN_IF_ERROR(CheckDeviceMemory(
-      *next, comm, device, options.transport, &before, deadline));
+      *next, comm, device, placement, &replaced, deadline));
   Replanned replanned;
   SHARD_ASSIGN_OR_RETURN(replanned.hypers, Hypers::Create(*next));
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(

@@ -17,13 +17,12 @@ StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
   std::unique_ptr<EngineRuntime> runtime(new EngineRuntime);
   runtime->plan_ = std::move(plan);
   const PlanSets sets(*runtime->plan_, comm->rank());
-  runtime->reduce_ = ReduceMemoryOf(*runtime->plan_);
   if (before != nullptr) runtime->proposals_ = before->proposals_;
-  // The plans have the same sets of ranks, and the same order of sums.
-  if (before != nullptr && before->reduce_.Covers(runtime->reduce_)) {
+  if (before != nullptr && ServesReductions(before->reduce_, *runtime->plan_)) {
     runtime->collectives_ = before->collectives_;
     runtime->reduce_ = before->reduce_;
   } else {
+    runtime->reduce_ = ReduceMemoryOf(*runtime->plan_);
     SHARD_ASSIGN_OR_RETURN(runtime->collectives_,
                            OpenCollectives(comm, device, sets.ToOpen(),
                                            {.transport = options.transport,

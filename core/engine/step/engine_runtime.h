@@ -55,6 +55,7 @@ class EngineRuntime {
   BoundCopies& bound_copies() const { return *copies_; }
   // Returns the collectives of the plan's sets of ranks (PlanSets).
   Collectives& collectives() const { return *collectives_; }
+  const ReduceMemory& reduce_memory() const { return reduce_; }
   Transfers& transfers() const { return *transfers_; }
   // Returns the stream of transfers that somebody waits for: the queue, after a
   // meeting in its work, or else a call, which has drained the queue. On "cpu"

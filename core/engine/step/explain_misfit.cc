@@ -114,15 +114,16 @@ GroupOptions WithStates(const GroupOptions& group, DType states) {
 class OptionSearch {
  public:
   OptionSearch(const Plan& plan, const RankPlacement& placement,
-               const Rooms& rooms, const Deadline& deadline, const Plan* before)
+               const Rooms& rooms, const Deadline& deadline,
+               const ReplacedPlan* before)
       : plan_(plan),
-        before_(before),
+        before_(before == nullptr ? nullptr : before->plan),
         placement_(placement),
         most_(MostOf(placement, rooms)),
         deadline_(deadline) {
     if (before == nullptr) return;
     // Where options differ, so does the memory of the plan that is replaced.
-    const MemoryNeed held = NeedOf(*before, placement, nullptr);
+    const MemoryNeed held = NeedOf(*before->plan, placement, nullptr);
     most_ = {Sum(most_.device, held.device), Sum(most_.host, held.host)};
   }
 
@@ -243,10 +244,14 @@ class OptionSearch {
   bool TryWith(const Plans& plans, const Change& change) {
     if (plans.empty()) return false;
     const RankPlacement placement = PlacementWith(change);
-    const Plan* const before = plans.size() > 1 ? plans[1].get() : nullptr;
-    MemoryNeed need = NeedOf(*plans[0], placement, before);
-    if (before != nullptr) {
-      const MemoryNeed held = NeedOf(*before, placement, nullptr);
+    MemoryNeed need;
+    if (plans.size() == 1) {
+      need = NeedOf(*plans[0], placement, nullptr);
+    } else {
+      const Plan& before = *plans[1];
+      const ReplacedPlan replaced = {&before, ReduceMemoryOf(before)};
+      need = NeedOf(*plans[0], placement, &replaced);
+      const MemoryNeed held = NeedOf(before, placement, nullptr);
       need = {Sum(need.device, held.device), Sum(need.host, held.host)};
     }
     if (!Fits(need)) return false;
@@ -422,7 +427,7 @@ std::string DescribeMissing(const MemoryNeed& need,
 }  // namespace
 
 MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
-                  const Plan* before) {
+                  const ReplacedPlan* before) {
   MemoryReport memory =
       plan.Memory(placement.shares_tensors, placement.offload);
   CollectivesMemory collectives;
@@ -432,7 +437,7 @@ MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
   if (before != nullptr) {
     memory.host_tensor_bytes = 0;
     // The collectives of before stay, or live until there are new ones.
-    if (ReduceMemoryOf(*before).Covers(ReduceMemoryOf(plan))) collectives = {};
+    if (ServesReductions(before->reduce, plan)) collectives = {};
   }
   memory.host_tensor_bytes += collectives.host_bytes;
   MemoryNeed need;
@@ -447,7 +452,7 @@ MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
 
 std::string ExplainMisfit(const Plan& plan, const RankPlacement& placement,
                           const Rooms& rooms, const Deadline& deadline,
-                          const Plan* before) {
+                          const ReplacedPlan* before) {
   std::string text =
       DescribeMissing(NeedOf(plan, placement, before), placement, rooms);
   if (text.empty()) return text;

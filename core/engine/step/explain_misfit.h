@@ -21,6 +21,7 @@
 #include "core/base/deadline.h"
 #include "core/base/offload.h"
 #include "core/base/transport.h"
+#include "core/collectives/collectives.h"
 #include "core/flat/plan.h"
 
 namespace shard {
@@ -36,6 +37,7 @@ struct RankPlacement {
   bool has_staging = false;
   Transport transport = Transport::kStaged;
   const Offload* offload = nullptr;  // Device::offload().
+  bool allow_missing = false;        // Ranks may lack gradients.
   int ranks_on_host = 1;
   int ranks_on_device = 1;  // Those that share the memory of one device.
 };
@@ -61,11 +63,18 @@ struct Rooms {
   std::optional<MemoryNeed> least;
 };
 
+// The plan of an engine that gets another one.
+struct ReplacedPlan {
+  const Plan* plan;
+  // Of the engine's collectives, which may be those of an earlier plan.
+  ReduceMemory reduce;
+};
+
 // Returns the memory that engines of `plan` allocate. `before` is null, or the
 // plan that `plan` replaces, whose memory stays allocated meanwhile, and whose
-// host tensors and collectives serve both plans.
+// host tensors and, where they serve (ServesReductions), collectives stay.
 MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
-                  const Plan* before);
+                  const ReplacedPlan* before);
 
 // Returns "" where `plan` fits into the rooms; else an error's text: what is
 // needed, what is there, how much is missing, and the options that make the
@@ -75,7 +84,7 @@ MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
 // begun after `deadline`.
 std::string ExplainMisfit(const Plan& plan, const RankPlacement& placement,
                           const Rooms& rooms, const Deadline& deadline,
-                          const Plan* before = nullptr);
+                          const ReplacedPlan* before = nullptr);
 
 }  // namespace shard
 

@@ -15,10 +15,6 @@ namespace shard {
 
 namespace {
 
-bool HasDeviceMemory(const Device& device) {
-  return device.id().kind != DeviceId::Kind::kCpu;
-}
-
 // Returns the middle of the time that is left: the other half is for telling
 // the other ranks, which wait, of what was found.
 Deadline HalfOf(const Deadline& deadline) {
@@ -28,7 +24,7 @@ Deadline HalfOf(const Deadline& deadline) {
 
 // Returns kResourceExhausted where the plan does not fit.
 Status CheckRooms(const Plan& plan, const RankPlacement& placement,
-                  const Rooms& rooms, const Plan* before,
+                  const Rooms& rooms, const ReplacedPlan* before,
                   const Deadline& deadline) {
   const std::string misfit =
       ExplainMisfit(plan, placement, rooms, HalfOf(deadline), before);
@@ -54,19 +50,20 @@ StatusOr<MemoryNeed> LeastOfRanks(Communicator* comm, std::string_view phase,
 }  // namespace
 
 RankPlacement PlacementOf(const Communicator& comm, const Device& device,
-                          Transport transport) {
+                          Transport transport, bool allow_missing) {
   return {.shares_tensors = SharesTensors(comm, device),
           .device = device.name(),
-          .has_device_memory = HasDeviceMemory(device),
+          .has_device_memory = device.id().kind != DeviceId::Kind::kCpu,
           .has_staging = !device.IsHostMemory(),
           .transport = transport,
           .offload = device.offload(),
+          .allow_missing = allow_missing,
           .ranks_on_host = comm.local_world_size()};
 }
 
 Status CheckSupported(const Plan& plan, const Communicator& comm,
-                      const Device& device, const Plan* before,
-                      const Deadline& deadline) {
+                      const RankPlacement& placement,
+                      const ReplacedPlan* before, const Deadline& deadline) {
   const PlanOptions& options = plan.options();
   if (options.world_size != comm.world_size()) {
     return InvalidArgument("the plan is for world size ", options.world_size,
@@ -74,8 +71,8 @@ Status CheckSupported(const Plan& plan, const Communicator& comm,
   }
   // Checks all memory at once: each allocation alone may fit, and the kernel
   // grants pages that it does not have.
-  if (!HasDeviceMemory(device)) {
-    SHARD_RETURN_IF_ERROR(CheckRooms(plan, PlacementOf(comm, device),
+  if (!placement.has_device_memory) {
+    SHARD_RETURN_IF_ERROR(CheckRooms(plan, placement,
                                      {.host = AvailableHostMemory()}, before,
                                      deadline));
   }
@@ -94,10 +91,10 @@ Status CheckSupported(const Plan& plan, const Communicator& comm,
 }
 
 Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
-                         Transport transport, const Plan* before,
+                         RankPlacement placement, const ReplacedPlan* before,
                          const Deadline& deadline) {
   // CheckSupported has looked at the host's memory.
-  if (!HasDeviceMemory(*device)) return Status();
+  if (!placement.has_device_memory) return Status();
   constexpr std::string_view kPhase = "look at the memory of devices";
   using MemoryId = decltype(MemoryRoom::id);
   const auto look = [&] { return device->FindMemoryRoom(HalfOf(deadline)); };
@@ -110,7 +107,6 @@ Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
   // only a second look finds what all the others kept.
   if (room.ok()) room = look();
   Status local = room.status();
-  RankPlacement placement = PlacementOf(*comm, *device, transport);
   const auto ranks_on_host = static_cast<uint64_t>(placement.ranks_on_host);
   Rooms rooms = {.host = AvailableHostMemory()};
   MemoryNeed per_rank = {UINT64_MAX, rooms.host / ranks_on_host};

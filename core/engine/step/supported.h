@@ -28,24 +28,25 @@ inline bool SharesTensors(const Communicator& comm, const Device& device) {
 }
 
 // Returns where the ranks of this host have their memory, all of them on such a
-// device, each alone on it.
+// device, each alone on it. `allow_missing`: as RankPlacement.
 RankPlacement PlacementOf(const Communicator& comm, const Device& device,
-                          Transport transport = Transport::kStaged);
+                          Transport transport = Transport::kStaged,
+                          bool allow_missing = false);
 
 // Returns OK where this build can step what the plan describes, `comm` has the
 // ranks that the plan is for, and a checkpoint can hold the state. Where the
 // device has no memory of its own, the host has room for NeedOf, too. `before`
 // as there. Local; an error leaves time before `deadline` to tell other ranks.
 Status CheckSupported(const Plan& plan, const Communicator& comm,
-                      const Device& device, const Plan* before,
-                      const Deadline& deadline);
+                      const RankPlacement& placement,
+                      const ReplacedPlan* before, const Deadline& deadline);
 
 // Returns kResourceExhausted on all ranks where a device with memory of its own
 // has not enough of it for `plan`, once for each rank on it, or the host has
-// not. COLLECTIVE, for ranks on devices of one kind. OK is no promise that the
-// plan will fit.
+// not. `placement`: that of PlacementOf. COLLECTIVE, for ranks on devices of one
+// kind. OK is no promise that the plan will fit.
 Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
-                         Transport transport, const Plan* before,
+                         RankPlacement placement, const ReplacedPlan* before,
                          const Deadline& deadline);
 
 // Loads the BLAS that the plan's optimizers need and returns its name; "" where

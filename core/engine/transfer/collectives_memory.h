@@ -25,6 +25,17 @@ inline SumOrder OrderOf(const Plan& plan) {
 // parts of 4 MiB.
 ReduceMemory ReduceMemoryOf(const Plan& plan);
 
+// Returns the bytes for the sums of a shard group on a rank that lacks
+// gradients, in whole pages, where ranks may lack them and share no tensors.
+uint64_t GroupSumBytes(const Plan& plan);
+
+// Returns whether collectives that were opened with `memory` have enough of it
+// for a plan, of the same sets of ranks and the same order of sums. An engine
+// whose plan changes keeps its collectives then.
+inline bool ServesReductions(const ReduceMemory& memory, const Plan& plan) {
+  return memory.Covers(ReduceMemoryOf(plan));
+}
+
 // Predicts the memory of the collectives of one rank, whose device the host
 // does not reach. Transport::kAuto: that of both kinds, of which an engine has
 // one.

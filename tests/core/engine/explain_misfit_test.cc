@@ -91,7 +91,8 @@ Rooms RoomsOf(uint64_t device, uint64_t host = kPlenty) {
 
 // Returns an explanation for which there is time.
 std::string Explain(const Plan& plan, const RankPlacement& placement,
-                    const Rooms& rooms, const Plan* before = nullptr) {
+                    const Rooms& rooms,
+                    const ReplacedPlan* before = nullptr) {
   return ExplainMisfit(plan, placement, rooms, Deadline::After(3600), before);
 }
 
@@ -428,14 +429,14 @@ TEST(ExplainMisfitTest, NothingIsTriedAfterTheDeadline) {
 }
 
 // Collectives by NCCL take memory of the device for blocks of gradients, and
-// none of the host. A plan that needs no more than the one before it takes over
-// its collectives.
+// none of the host. A plan takes over the collectives of the one before it that
+// have as much memory as it needs.
 TEST(ExplainMisfitTest, CollectivesOfTheDevice) {
   const auto small = PlanOf({.world_size = 4, .frozen = 4});
   const auto large = PlanOf({.world_size = 4});
   RankPlacement by_nccl = OnGpus(4);
   by_nccl.transport = Transport::kNccl;
-  const auto blocks = [&](const Plan& plan, const Plan* before) {
+  const auto blocks = [&](const Plan& plan, const ReplacedPlan* before) {
     const MemoryNeed need = NeedOf(plan, by_nccl, before);
     const MemoryNeed staged = NeedOf(plan, OnGpus(4), before);
     EXPECT_EQ(need.host + (before == nullptr ? 4 * kStaging : 0), staged.host);
@@ -445,8 +446,23 @@ TEST(ExplainMisfitTest, CollectivesOfTheDevice) {
       CollectivesMemoryOf(*small, Transport::kNccl).device_bytes;
   EXPECT_GT(of_small, 0u);
   EXPECT_EQ(blocks(*small, nullptr), of_small);
-  EXPECT_EQ(blocks(*small, large.get()), 0u);
-  EXPECT_EQ(blocks(*small, small.get()), 0u);
+  const ReplacedPlan after_large = {large.get(), ReduceMemoryOf(*large)};
+  EXPECT_EQ(blocks(*small, &after_large), 0u);
+  const ReplacedPlan after_small = {small.get(), ReduceMemoryOf(*small)};
+  EXPECT_EQ(blocks(*small, &after_small), 0u);
+  // The second change: the collectives are still those of the first plan.
+  const auto one_of = [](int frozen) {
+    return PlanOf({.world_size = 4,
+                   .wrap = "",
+                   .frozen = frozen,
+                   .deterministic = true});
+  };
+  const auto little = one_of(4);
+  const auto more = one_of(2);
+  const ReplacedPlan after_most = {little.get(), ReduceMemoryOf(*one_of(0))};
+  EXPECT_EQ(blocks(*more, &after_most), 0u);
+  const ReplacedPlan after_little = {little.get(), ReduceMemoryOf(*little)};
+  EXPECT_GT(blocks(*more, &after_little), 0u);
   const auto in_order = PlanOf({.world_size = 4, .deterministic = true});
   const uint64_t of_order =
       CollectivesMemoryOf(*in_order, Transport::kNccl).device_bytes;
@@ -458,13 +474,14 @@ TEST(ExplainMisfitTest, CollectivesOfTheDevice) {
 TEST(ExplainMisfitTest, AChangeOfThePlan) {
   const auto before = PlanOf({.frozen = 4, .host_tensor = 4096});
   const auto next = PlanOf({.host_tensor = 4096});
+  const ReplacedPlan replaced = {before.get(), ReduceMemoryOf(*before)};
   // 20 MiB of parameters, 4 of gradients and 8 of states.
   EXPECT_EQ(NeedOf(*before, OnGpus(), nullptr).device, 32 * kMiB);
-  EXPECT_EQ(NeedOf(*next, OnGpus(), before.get()).device, 80 * kMiB);
-  EXPECT_EQ(NeedOf(*next, OnGpus(), before.get()).host, 0u);
-  EXPECT_EQ(Explain(*next, OnGpus(), RoomsOf(80 * kMiB, 0), before.get()), "");
+  EXPECT_EQ(NeedOf(*next, OnGpus(), &replaced).device, 80 * kMiB);
+  EXPECT_EQ(NeedOf(*next, OnGpus(), &replaced).host, 0u);
+  EXPECT_EQ(Explain(*next, OnGpus(), RoomsOf(80 * kMiB, 0), &replaced), "");
   const auto explain = [&](uint64_t room) {
-    return Explain(*next, OnGpus(), RoomsOf(room), before.get());
+    return Explain(*next, OnGpus(), RoomsOf(room), &replaced);
   };
   EXPECT_EQ(explain(60 * kMiB),
             "the plan needs 80.0 MiB (83886080 bytes) on cuda:0, which has "
@@ -475,7 +492,7 @@ TEST(ExplainMisfitTest, AChangeOfThePlan) {
             "device \"cuda:0?offload=states\" (64.0 MiB of the device and "
             "84.0 MiB of the host); see shardctl plan");
   // The host needs no more than the old engine holds there already.
-  EXPECT_NE(Explain(*next, OnGpus(), RoomsOf(60 * kMiB, 0), before.get())
+  EXPECT_NE(Explain(*next, OnGpus(), RoomsOf(60 * kMiB, 0), &replaced)
                 .find("an engine of its own"),
             std::string::npos);
   // 48 + 32 MiB are one short of the new plan's.

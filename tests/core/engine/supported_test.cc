@@ -15,6 +15,7 @@
 #include "core/base/element_type.h"
 #include "core/collectives/collectives.h"
 #include "core/engine/params/replan.h"
+#include "core/engine/transfer/collectives_memory.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/device/guard_device.h"
 #include "tests/core/engine/create_engine.h"
@@ -42,7 +43,10 @@ std::shared_ptr<const Plan> PlanWith(int64_t bytes) {
 
 uint64_t HostBytes(const Plan& plan, const Communicator& comm,
                    const Device& device, const Plan* before) {
-  return NeedOf(plan, PlacementOf(comm, device), before).host;
+  const auto placement = PlacementOf(comm, device);
+  if (before == nullptr) return NeedOf(plan, placement, nullptr).host;
+  const ReplacedPlan replaced = {before, ReduceMemoryOf(*before)};
+  return NeedOf(plan, placement, &replaced).host;
 }
 
 // Host tensors stay where they are when the plan changes: they need no memory
@@ -90,11 +94,13 @@ TEST(SupportedTest, AChangeOfThePlanAsksForNoHostTensors) {
   const std::shared_ptr<Device> cpu = *OpenDevice("cpu");
   RunThreadRanks(kWorldSize, [&](const auto& comm) {
     const Deadline deadline = Deadline::After(30);
-    ExpectError(CheckSupported(*plan, *comm, *cpu, nullptr, deadline),
+    const RankPlacement placement = PlacementOf(*comm, *cpu);
+    ExpectError(CheckSupported(*plan, *comm, placement, nullptr, deadline),
                 StatusCode::kResourceExhausted,
                 {"of memory are needed on this host",
                  " are missing; no stage, ", "use a smaller model"});
-    EXPECT_OK(CheckSupported(*plan, *comm, *cpu, plan.get(), deadline));
+    const ReplacedPlan replaced = {plan.get(), ReduceMemoryOf(*plan)};
+    EXPECT_OK(CheckSupported(*plan, *comm, placement, &replaced, deadline));
   });
 }
 
@@ -104,7 +110,8 @@ TEST(SupportedTest, TheSearchForOptionsEndsWithTheTime) {
   const std::shared_ptr<Device> cpu = *OpenDevice("cpu");
   RunThreadRanks(kWorldSize, [&](const auto& comm) {
     ExpectError(
-        CheckSupported(*plan, *comm, *cpu, nullptr, Deadline::After(0)),
+        CheckSupported(*plan, *comm, PlacementOf(*comm, *cpu), nullptr,
+                       Deadline::After(0)),
         StatusCode::kResourceExhausted,
         {" are missing; try a higher stage, more ranks or narrower optimizer "
          "states"});
