@@ -269,7 +269,11 @@ class Engine {
   Stream& host_stream() const { return *host_.get(); }
   // Returns the engine's memory, for callers that read or measure all of it.
   const EngineMemory& memory() const { return runtime_->memory(); }
-  MemoryReport Memory() const { return memory().Measure(); }
+  MemoryReport Memory() const {
+    MemoryReport report = memory().Measure();
+    report.transient_bytes += runtime_->transfers().memory_bytes();
+    return report;
+  }
   CollectivesMemory collectives_memory() const {
     return runtime_->collectives().memory();
   }

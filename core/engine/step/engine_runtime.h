@@ -53,7 +53,8 @@ class EngineRuntime {
   HostStream& host() const { return *host_; }
   Stream& compute() const { return *compute_; }
   BoundCopies& bound_copies() const { return *copies_; }
-  // Returns the collectives of the plan's sets of ranks (PlanSets).
+  // Returns the collectives of the plan's sets of ranks (PlanSets), and the
+  // memory for reductions that they were opened with.
   Collectives& collectives() const { return *collectives_; }
   const ReduceMemory& reduce_memory() const { return reduce_; }
   Transfers& transfers() const { return *transfers_; }

@@ -430,6 +430,9 @@ MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
                   const ReplacedPlan* before) {
   MemoryReport memory =
       plan.Memory(placement.shares_tensors, placement.offload);
+  if (placement.allow_missing && !placement.shares_tensors) {
+    memory.transient_bytes += GroupSumBytes(plan);
+  }
   CollectivesMemory collectives;
   if (placement.has_staging) {
     collectives = CollectivesMemoryOf(plan, placement.transport);

@@ -3,13 +3,15 @@
 #include "core/engine/transfer/collective_transfers.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/base/dtype.h"
 #include "core/flat/memory_layout.h"
 
 namespace shard {
 
-CollectiveTransfers::CollectiveTransfers(const Dependencies& deps)
+CollectiveTransfers::CollectiveTransfers(const Dependencies& deps,
+                                         DeviceMemory group_sums)
     : Transfers(deps),
       plan_(*deps.plan),
       memory_(*deps.memory),
@@ -17,7 +19,8 @@ CollectiveTransfers::CollectiveTransfers(const Dependencies& deps)
       sets_(plan_, rank_),
       group_size_(sets_.shard_group.count),
       groups_(sets_.replicas.count),
-      two_levels_(sets_.ReducesInTwoLevels(plan_)) {}
+      two_levels_(sets_.ReducesInTwoLevels(plan_)),
+      group_sums_(std::move(group_sums)) {}
 
 Status CollectiveTransfers::Reduce(const Proposal& led,
                                    const std::vector<Proposal>& proposals,
@@ -121,8 +124,7 @@ Status CollectiveTransfers::ReduceInTwoLevels(
           const_cast<std::byte*>(static_cast<const std::byte*>(sum.send) +
                                  place * inside.count * DTypeSize(sum.dtype));
     } else {
-      SHARD_RETURN_IF_ERROR(MakeLevel());
-      inside.recv = level_.data();
+      inside.recv = group_sums_.data();
     }
     deps_.collectives->ReduceScatter("reduce gradients in the group",
                                      sets_.shard_group, inside, stream);
@@ -137,18 +139,6 @@ Status CollectiveTransfers::ReduceInTwoLevels(
                                      sets_.replicas, sum, stream);
   }
   between_groups.End();
-  return Status();
-}
-
-Status CollectiveTransfers::MakeLevel() {
-  if (level_.data() != nullptr) return Status();
-  uint64_t bytes = 0;
-  for (const FlatBufferPlan& buffer : plan_.buffers()) {
-    if (!buffer.trainable) continue;
-    bytes = std::max(bytes, Part(buffer, buffer.grad_dtype, groups_));
-  }
-  SHARD_ASSIGN_OR_RETURN(level_,
-                         deps_.device->Allocate(bytes, "sums of shard groups"));
   return Status();
 }
 

@@ -30,7 +30,8 @@ namespace shard {
 // in one level sums blocks where they lie (ReduceScatterArgs::block_groups).
 class CollectiveTransfers final : public Transfers {
  public:
-  explicit CollectiveTransfers(const Dependencies& deps);
+  // `group_sums`: memory of GroupSumBytes, where ranks may lack gradients.
+  CollectiveTransfers(const Dependencies& deps, DeviceMemory group_sums);
 
   Status Reduce(const Proposal& led, const std::vector<Proposal>& proposals,
                 bool add, Stream* stream) override;
@@ -43,6 +44,7 @@ class CollectiveTransfers final : public Transfers {
   Status Gather(int32_t unit, unsigned char* slot, Stream* stream) override;
   Status Publish(size_t buffer, Stream* stream) override;
   Status Finish(const Deadline&) override { return Status(); }
+  uint64_t memory_bytes() const override { return group_sums_.size(); }
   uint64_t ReduceBytes(int32_t unit) const override;
   uint64_t ReduceWholeBytes(size_t buffer) const override;
   uint64_t GatherBytes(int32_t unit) const override;
@@ -59,8 +61,6 @@ class CollectiveTransfers final : public Transfers {
   // then between groups. One of `sums` where ranks may lack gradients.
   Status ReduceInTwoLevels(std::span<const ReduceScatterArgs> sums,
                            Stream* stream);
-  // Makes room in level_ for any buffer of the plan.
-  Status MakeLevel();
   // Returns the bytes of a buffer of parameters or gradients, times part /
   // world size.
   uint64_t Part(const FlatBufferPlan& buffer, DType dtype, int part) const;
@@ -73,8 +73,8 @@ class CollectiveTransfers final : public Transfers {
   const int groups_;      // R
   const bool two_levels_;
   // The sums of a shard group, on a rank that has no gradients, in whose place
-  // they could lie. Never moved: work of a stream may use it.
-  DeviceMemory level_;
+  // they could lie.
+  const DeviceMemory group_sums_;
 };
 
 }  // namespace shard

@@ -59,6 +59,21 @@ ReduceMemory ReduceMemoryOf(const Plan& plan) {
   return memory;
 }
 
+uint64_t GroupSumBytes(const Plan& plan) {
+  const PlanSets sets(plan, 0);
+  // Gradients that are not sharded are there, and zeros where they are missing.
+  if (!plan.shards_grads() || !sets.ReducesInTwoLevels(plan)) return 0;
+  uint64_t bytes = 0;
+  for (const FlatBufferPlan& buffer : plan.buffers()) {
+    if (!buffer.trainable) continue;
+    bytes = std::max(bytes,
+                     DTypeBytes(buffer.grad_dtype,
+                                sets.replicas.count *
+                                    buffer.layout.shard_numel()));
+  }
+  return RoundUpToPage(bytes);
+}
+
 CollectivesMemory CollectivesMemoryOf(const Plan& plan, Transport transport) {
   const int ranks = plan.options().world_size;
   CollectivesMemory memory;

@@ -6,6 +6,8 @@
 #ifndef SHARD_CORE_ENGINE_TRANSFER_COLLECTIVES_MEMORY_H_
 #define SHARD_CORE_ENGINE_TRANSFER_COLLECTIVES_MEMORY_H_
 
+#include <cstdint>
+
 #include "core/base/transport.h"
 #include "core/collectives/collectives.h"
 #include "core/flat/plan.h"

@@ -52,6 +52,10 @@ class Transfers {
 
   Collectives* collectives() const { return deps_.collectives; }
 
+  // Returns the bytes of Device::Allocate that the transfers have beside the
+  // engine's memory and that of its collectives, in whole pages.
+  virtual uint64_t memory_bytes() const { return 0; }
+
   // Sums the gradients of a unit over all ranks, in the order of the
   // collectives, into each rank's range: the range's sum, or this rank's part
   // of its whole gradients. `led`: a proposal of kReduce, which says which

@@ -72,6 +72,45 @@ TEST(SupportedTest, HostTensorsNeedMemoryOnce) {
   }
 }
 
+// Ranks that may lack gradients have room for the sums of their shard group.
+TEST(SupportedTest, SumsOfShardGroupsNeedMemoryWhereGradientsMayBeMissing) {
+  UnitTraining training;
+  training.model = std::make_shared<Model>("Net");
+  for (const char* name : {"a", "b"}) {
+    const ModuleId block = *training.model->AddModule(kRootModule, name, "B");
+    EXPECT_OK(training.model->AddParam(block, "p", DType::kF32, {3000}));
+  }
+  training.plan.world_size = 4;
+  training.plan.stage = 3;
+  training.plan.shard_group_size = 2;
+  training.plan.prefetch = 0;
+  const auto plan = ::shard::PlanOf(training);
+  ASSERT_OK(plan);
+  ASSERT_TRUE((*plan)->shards_grads());
+  // Half of a buffer's gradients.
+  EXPECT_EQ(GroupSumBytes(**plan), 2 * kPageBytes);
+  const std::shared_ptr<Device> cpu = *OpenDevice("cpu");
+  RunThreadRanks(
+      4,
+      [&](const auto& comm) {
+        std::vector<uint64_t> needs;
+        for (const MissingGrads missing :
+             {MissingGrads::kError, MissingGrads::kZero}) {
+          EngineOptions options;
+          options.missing_grads = missing;
+          options.opened_device = cpu;
+          const auto engine = Engine::Create(*plan, comm, options);
+          ASSERT_OK(engine);
+          const RankPlacement placement = PlacementOf(
+              *comm, *cpu, Transport::kStaged, missing != MissingGrads::kError);
+          needs.push_back(NeedOf(**plan, placement, nullptr).host);
+          EXPECT_EQ((*engine)->Memory().HostTotal(4, false), needs.back());
+        }
+        EXPECT_EQ(needs[1] - needs[0], 4 * GroupSumBytes(**plan));
+      },
+      30, "direct=0");
+}
+
 // Collectives of tensors that the host does not reach have staging memory, once
 // for all plans of an engine.
 TEST(SupportedTest, StagingMemoryIsNeededOnce) {
