@@ -91,7 +91,7 @@ class ForwardingStream : public Stream {
     return stream_->BeginCapture(host);
   }
   void EndCapture() override { stream_->EndCapture(); }
-  Status CheckCaptured() const override { return stream_->CheckCaptured(); }
+  StatusOr<uint64_t> CaptureId() const override { return stream_->CaptureId(); }
   Status status() const override { return stream_->status(); }
 
  protected:

@@ -184,8 +184,10 @@ class Stream {
     return Unimplemented("this device has no graphs");
   }
   virtual void EndCapture() {}
-  // Returns kFailedPrecondition unless the host captures this stream, its own.
-  virtual Status CheckCaptured() const {
+  // Returns the number of the host's capture of this stream, its own, which no
+  // other capture of the process has. Errors: kFailedPrecondition where the
+  // host does not capture it; kUnimplemented on devices without graphs.
+  virtual StatusOr<uint64_t> CaptureId() const {
     return Unimplemented("this device has no graphs");
   }
 

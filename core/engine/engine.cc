@@ -183,7 +183,7 @@ Status Engine::CheckNotCaptured(std::string_view what) const {
 Status Engine::CheckEnqueues(std::string_view what) const {
   if (!steps_.captures()) return CheckNotCaptured(what);
   // Work would run that is taken for a part of the graph.
-  return host_.get()->CheckCaptured().WithContext(
+  return host_.get()->CaptureId().status().WithContext(
       StrCat(what,
              " after capture_begin, with a capture that has ended or is "
              "invalid: call capture_end, and capture again"));
@@ -413,8 +413,10 @@ Status Engine::CaptureBegin() {
   const Deadline deadline = DeadlineOf(0);
   SHARD_RETURN_IF_ERROR(steps_.CheckCapture(deadline));
   SHARD_RETURN_IF_ERROR(runtime_->Synchronize(deadline));
+  const auto capture = host_.get()->CaptureId();
+  SHARD_RETURN_IF_ERROR(capture.status().WithContext("capture_begin"));
   SHARD_RETURN_IF_ERROR(runtime_->BeginCapture().WithContext("capture_begin"));
-  steps_.SetCaptures(true);
+  steps_.SetCapture(*capture);
   return Status();
 }
 
@@ -425,7 +427,7 @@ Status Engine::CaptureEnd() {
   }
   const Status active = CheckEnqueues("capture_end");
   runtime_->EndCapture();
-  steps_.SetCaptures(false);
+  steps_.SetCapture(std::nullopt);
   if (!active.ok()) {
     steps_.ForgetCaptured(
         "its capture had ended, or become invalid, before capture_end");

@@ -91,8 +91,7 @@ void SetCaptured(cuda::CuStream stream) {
   const std::lock_guard<std::mutex> lock(fake->mutex);
   fake->captures.clear();
   if (stream == nullptr) return;
-  fake->captures[reinterpret_cast<Handle>(stream)] = {
-      cuda::CuCaptureMode::kGlobal, std::this_thread::get_id(), {}};
+  fake->BeginCapture(stream, cuda::CuCaptureMode::kGlobal);
 }
 
 bool IsCaptured(cuda::CuStream stream) {

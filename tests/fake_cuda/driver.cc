@@ -20,6 +20,26 @@ struct ErrorText {
   const char* text;
 };
 
+// Tells the state of a stream's capture, and which it is where there is one.
+CuResult LookUpCapture(Call* call, cuda::CuStream handle,
+                       cuda::CuCaptureStatus* status,
+                       uint64_t* id) {
+  Stream* stream = nullptr;
+  const CuResult found =
+      call->LookUpStream(call->current_handle(), handle, &stream);
+  if (found != CuResult::kSuccess) return found;
+  auto& captures = call->fake()->captures;
+  if (!captures.empty() && stream->is_legacy) {
+    return CuResult::kStreamCaptureImplicit;
+  }
+  const Capture* const capture = FindIn(&captures, HandleOf(handle));
+  *status = capture == nullptr    ? cuda::CuCaptureStatus::kNone
+            : capture->is_invalid ? cuda::CuCaptureStatus::kInvalidated
+                                  : cuda::CuCaptureStatus::kActive;
+  if (capture != nullptr) *id = capture->id;
+  return CuResult::kSuccess;
+}
+
 const ErrorText* FindError(CuResult error) {
   static constexpr ErrorText kErrors[] = {
       {CuResult::kSuccess, "CUDA_SUCCESS", "no error"},
@@ -299,17 +319,14 @@ CuResult cuStreamGetCtx(CuStream stream, CuContext* context) {
 
 CuResult cuStreamIsCapturing(CuStream handle, CuCaptureStatus* status) {
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuStreamIsCapturing);
-  Stream* stream = nullptr;
-  const CuResult found =
-      call.LookUpStream(call.current_handle(), handle, &stream);
-  if (found != CuResult::kSuccess) return found;
-  const bool any = !fake->captures.empty();
-  if (any && stream->is_legacy) return CuResult::kStreamCaptureImplicit;
-  const Capture* const capture = FindIn(&fake->captures, HandleOf(handle));
-  *status = capture == nullptr    ? CuCaptureStatus::kNone
-            : capture->is_invalid ? CuCaptureStatus::kInvalidated
-                                  : CuCaptureStatus::kActive;
-  return CuResult::kSuccess;
+  uint64_t id = 0;
+  return LookUpCapture(&call, handle, status, &id);
+}
+
+CuResult cuStreamGetCaptureInfo(CuStream handle, CuCaptureStatus* status,
+                                uint64_t* id) {
+  SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuStreamGetCaptureInfo);
+  return LookUpCapture(&call, handle, status, id);
 }
 
 CuResult cuThreadExchangeStreamCaptureMode(CuCaptureMode* mode) {

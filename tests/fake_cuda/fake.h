@@ -79,6 +79,7 @@ struct Capture {
   cuda::CuCaptureMode mode;
   std::thread::id thread;  // That has begun it.
   Graph graph;
+  uint64_t id = 0;  // That no other capture has.
   // A call was made that the capture forbids: no graph comes of it.
   bool is_invalid = false;
 };
@@ -97,6 +98,11 @@ struct Fake {
   Fake() : scheduler(&mutex, [this](bool open) { memory.Protect(open); }) {}
 
   Handle MakeHandle() { return next_handle += 16; }
+  // Begins a capture by this thread.
+  void BeginCapture(cuda::CuStream stream, cuda::CuCaptureMode mode) {
+    captures[reinterpret_cast<Handle>(stream)] = {
+        mode, std::this_thread::get_id(), {}, ++num_captures};
+  }
   bool IsCaptured(cuda::CuStream stream) const {
     return captures.count(reinterpret_cast<Handle>(stream)) != 0;
   }
@@ -165,6 +171,7 @@ struct Fake {
   int library_objects = 0;
   std::vector<size_t> product_workspaces = DefaultProductWorkspaces();
   std::map<Handle, Capture> captures;  // By stream.
+  uint64_t num_captures = 0;           // Until now.
   // Of graphs, and of those that can be launched.
   std::map<Handle, Graph> graphs;
   cuda::CuResult lost = cuda::CuResult::kSuccess;

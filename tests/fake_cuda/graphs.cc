@@ -27,7 +27,7 @@ CuResult cuStreamBeginCapture_v2(CuStream stream, CuCaptureMode mode) {
     return CuResult::kInvalidHandle;
   }
   if (fake->IsCaptured(stream)) return CuResult::kInvalidValue;
-  fake->captures[HandleOf(stream)] = {mode, std::this_thread::get_id(), {}};
+  fake->BeginCapture(stream, mode);
   return CuResult::kSuccess;
 }
 

@@ -388,8 +388,13 @@ Status CudaStream::BeginCapture(Stream* host) {
   return core_->context()->Run([&] { return core_->BeginCapture(*to->core_); });
 }
 
-Status CudaStream::CheckCaptured() const {
-  return core_->context()->Run([&] { return core_->CheckCaptured(); });
+StatusOr<uint64_t> CudaStream::CaptureId() const {
+  StatusOr<uint64_t> id = uint64_t{0};
+  SHARD_RETURN_IF_ERROR(core_->context()->Run([&] {
+    id = core_->CaptureId();
+    return id.status();
+  }));
+  return id;
 }
 
 Status CudaStream::CheckNotCaptured() const {

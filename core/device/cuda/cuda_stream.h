@@ -81,7 +81,7 @@ class CudaStream final : public Stream {
   Status CheckNotCaptured() const override;
   Status BeginCapture(Stream* host) override;
   void EndCapture() override { core_->EndCapture(); }
-  Status CheckCaptured() const override;
+  StatusOr<uint64_t> CaptureId() const override;
   Status status() const override;
 
  private:

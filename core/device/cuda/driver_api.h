@@ -112,7 +112,7 @@ struct CuMemoryPoolProps {
 
 // X(name, symbol, parameters): the entry points, each of which returns a
 // CuResult. The symbols have the versions that cuda.h of CUDA 12 and 13 gives
-// them.
+// them, but for cuStreamGetCaptureInfo, whose first version all drivers have.
 #define SHARD_CUDA_DRIVER(X)                                                  \
   X(Init, cuInit, (unsigned flags))                                           \
   X(DriverGetVersion, cuDriverGetVersion, (int* version))                     \
@@ -149,6 +149,8 @@ struct CuMemoryPoolProps {
   X(StreamGetCtx, cuStreamGetCtx, (CuStream stream, CuContext * context))     \
   X(StreamIsCapturing, cuStreamIsCapturing,                                   \
     (CuStream stream, CuCaptureStatus * status))                              \
+  X(StreamGetCaptureInfo, cuStreamGetCaptureInfo,                             \
+    (CuStream stream, CuCaptureStatus * status, uint64_t* id))                \
   X(ThreadExchangeCaptureMode, cuThreadExchangeStreamCaptureMode,             \
     (CuCaptureMode * mode))                                                   \
   X(EventCreate, cuEventCreate, (CuEvent * event, unsigned flags))            \

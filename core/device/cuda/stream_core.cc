@@ -175,15 +175,17 @@ Status StreamCore::CheckNotCaptured() const {
       "the host captures the work of its stream as a CUDA graph", kRemedy);
 }
 
-Status StreamCore::CheckCaptured() const {
+StatusOr<uint64_t> StreamCore::CaptureId() const {
   CuCaptureStatus status = CuCaptureStatus::kNone;
-  const CuResult result = context_->api().StreamIsCapturing(native_, &status);
+  uint64_t id = 0;
+  const CuResult result =
+      context_->api().StreamGetCaptureInfo(native_, &status, &id);
   // The driver says so of the legacy stream while any other is captured, and
   // leaves the status alone.
   if (result != CuResult::kStreamCaptureImplicit) {
     SHARD_RETURN_IF_ERROR(
-        context_->driver()->ToStatus(result, "cuStreamIsCapturing"));
-    if (status == CuCaptureStatus::kActive) return Status();
+        context_->driver()->ToStatus(result, "cuStreamGetCaptureInfo"));
+    if (status == CuCaptureStatus::kActive) return id;
     if (status == CuCaptureStatus::kInvalidated) {
       return FailedPrecondition(
           "the capture of the host's stream became invalid by a call that it "
@@ -197,7 +199,7 @@ Status StreamCore::CheckCaptured() const {
 }
 
 Status StreamCore::BeginCapture(const StreamCore& host) {
-  SHARD_RETURN_IF_ERROR(host.CheckCaptured());
+  SHARD_RETURN_IF_ERROR(host.CaptureId().status());
   const std::lock_guard<std::mutex> lock(mutex_);
   captured_ = host.native_;
   return Status();

@@ -85,8 +85,8 @@ class StreamCore {
   Status BeginCapture(const StreamCore& host);
   void EndCapture();
   bool is_captured() const { return captured_.has_value(); }
-  // Returns kFailedPrecondition unless the host captures this stream, its own.
-  Status CheckCaptured() const;
+  // As Stream's, of the host's stream.
+  StatusOr<uint64_t> CaptureId() const;
 
   // Returns kFailedPrecondition while the host captures the stream: an event in
   // a capture would draw the streams that wait for it into the host's graph.

@@ -119,7 +119,7 @@ Status StepCoordinator::RunBegin(const StepOptions& options, int32_t leader,
 Status StepCoordinator::Step(const StatusOr<StepOptions>& given,
                              const Status& known, const Deadline& deadline,
                              StepReport* report) {
-  if (captures_) return CaptureStep(given, known, deadline, report);
+  if (captures()) return CaptureStep(given, known, deadline, report);
   SHARD_RETURN_IF_ERROR(TakeResult(deadline));
   StepReport made;
   double seconds = 0;
@@ -168,10 +168,9 @@ Status StepCoordinator::CheckCapture(const Deadline& deadline) const {
   return TakeResult(deadline);
 }
 
-void StepCoordinator::SetCaptures(bool captures) {
-  captures_ = captures;
-  has_captured_ = false;
-  runtime_->stepper().SetCaptures(captures);
+void StepCoordinator::SetCapture(std::optional<uint64_t> capture) {
+  capture_ = capture;
+  runtime_->stepper().SetCaptures(captures());
 }
 
 Status StepCoordinator::CheckStep(const StatusOr<StepOptions>& given,
@@ -192,13 +191,14 @@ Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
         "step with a report between capture_begin and capture_end, where "
         "nothing runs; leave the report out");
   }
-  if (has_captured_) {
+  if (captured_in_ == capture_) {
     return FailedPrecondition(
-        "a second step between capture_begin and capture_end; capture each in "
-        "a graph of its own");
+        "a second step in one capture of the host's stream, whose steps would "
+        "be replayed with the values of one; capture each in a graph of its "
+        "own");
   }
   SHARD_RETURN_IF_ERROR(CheckStep(given, known));
-  has_captured_ = true;
+  captured_in_ = capture_;
   ForgetCaptured("the capture of another step has failed since");
   int32_t leader = 0;
   Units& units = runtime_->units();

@@ -66,12 +66,13 @@ class StepCoordinator {
               const Deadline& deadline, StepReport* report);
   void SetReturnsEarly(bool early) { returns_early_ = early; }
   // Graphs of the host's (shard_engine_capture_begin). Local, for one rank.
-  // CheckCapture returns why a capture cannot begin; between SetCaptures(true)
-  // and SetCaptures(false) one step is enqueued, and not counted. BeforeReplay
-  // gives that step new values, and counts it once it has run.
+  // CheckCapture returns why a capture cannot begin; from SetCapture(the
+  // host's capture) until SetCapture(null) a step is enqueued, one in each
+  // capture, and not counted. BeforeReplay gives that step new values, and
+  // counts it once it has run.
   Status CheckCapture(const Deadline& deadline) const;
-  void SetCaptures(bool captures);
-  bool captures() const { return captures_; }
+  void SetCapture(std::optional<uint64_t> capture);
+  bool captures() const { return capture_.has_value(); }
   Status BeforeReplay(const StatusOr<StepOptions>& given, const Status& known,
                       const Deadline& deadline);
   // Refuses replays from now on, because of `reason`: the captured step uses
@@ -123,8 +124,8 @@ class StepCoordinator {
   mutable std::optional<StepReport> pending_;
   mutable std::optional<StepReport> last_report_;
   bool returns_early_ = false;
-  bool captures_ = false;
-  bool has_captured_ = false;  // A step, since SetCaptures(true).
+  std::optional<uint64_t> capture_;      // In progress, as Stream::CaptureId.
+  std::optional<uint64_t> captured_in_;  // The last that was given a step.
   // The form of the step that was captured last.
   std::optional<StepForm> captured_;
   // Why there is none.

@@ -360,10 +360,16 @@ TEST_F(GraphErrorsTest, OneStepIsCaptured) {
     SHARD_RETURN_IF_ERROR(host.engine()->Step(Clipped(), nullptr));
     ExpectError(host.engine()->Step(Clipped(), nullptr),
                 StatusCode::kFailedPrecondition, {"a second step"});
+    // Nor in another capture_begin, until the host begins another capture.
+    SHARD_RETURN_IF_ERROR(host.engine()->CaptureEnd());
+    SHARD_RETURN_IF_ERROR(host.engine()->CaptureBegin());
+    ExpectError(host.engine()->Step(Clipped(), nullptr),
+                StatusCode::kFailedPrecondition, {"a second step"});
     return host.engine()->CaptureEnd();
   }));
   host.CopyGrads(1, true);
   EXPECT_OK(host.Replay(Clipped()));
+  ASSERT_OK(host.Capture(Clipped()));
 }
 
 // Makes an engine that has captured a step. Without a loss scale a step needs

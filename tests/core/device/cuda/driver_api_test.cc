@@ -14,6 +14,12 @@
 #include <cuda.h>
 
 #include <cstddef>
+#include <cstdint>
+
+// As the driver has it, where the header means a later version.
+#undef cuStreamGetCaptureInfo
+extern "C" CUresult CUDAAPI cuStreamGetCaptureInfo(
+    CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id);
 
 namespace shard::cuda {
 namespace {
