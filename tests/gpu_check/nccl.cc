@@ -61,7 +61,7 @@ class OneRank {
       : control_(Take(OpenCommunicator("local:", {}))),
         notices_(Take(control_->OpenNotices("gpu_check", 1, Soon()))) {
     const RankSet all = RankSet::All(1);
-    comms_ = Take(RankComms::Open(control_.get(), notices_.get(),
+    comms_ = Take(RankComms::Open(control_.get(), notices_,
                                   Take(cuda::Context::Open(ordinal)),
                                   Take(nccl::OpenNccl()), {&all, 1}, Soon()));
   }
@@ -79,7 +79,7 @@ class OneRank {
 
  private:
   const std::shared_ptr<Communicator> control_;
-  const std::unique_ptr<Notices> notices_;
+  const std::shared_ptr<Notices> notices_;
   std::unique_ptr<RankComms> comms_;
 };
 

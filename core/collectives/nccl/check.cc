@@ -216,13 +216,14 @@ Status CheckCollectives(Communicator* control,
     return BackendUnavailable("NCCL: ", library.status().message());
   }
   SHARD_RETURN_IF_ERROR(library.status());
-  SHARD_ASSIGN_OR_RETURN(const auto notices,
+  SHARD_ASSIGN_OR_RETURN(auto opened,
                          control->OpenNotices(kCheck, sizeof(char), deadline));
+  const std::shared_ptr<Notices> notices = std::move(opened);
   const RankSet all = RankSet::All(control->world_size());
   SHARD_ASSIGN_OR_RETURN(
       const auto comms,
-      RankComms::Open(control, notices.get(), context, *std::move(library),
-                      {&all, 1}, deadline));
+      RankComms::Open(control, notices, context, *std::move(library), {&all, 1},
+                      deadline));
   Status status;
   {
     Checker checker(control->rank(), device->get(), comms.get(), notices.get(),

@@ -124,7 +124,7 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
                                               sizeof(Announcement), deadline));
   const std::shared_ptr<Notices> notices = std::move(opened);
   SHARD_ASSIGN_OR_RETURN(auto made,
-                         RankComms::Open(control, notices.get(), context,
+                         RankComms::Open(control, notices, context,
                                          *std::move(library), sets, deadline));
   NcclCollectives::Parts parts;
   parts.comms = std::move(made);

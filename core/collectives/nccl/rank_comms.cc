@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -19,10 +21,15 @@ namespace shard::nccl {
 namespace {
 
 constexpr std::string_view kOpen = "open NCCL's communicators";
+constexpr std::string_view kEnd = "end NCCL's communicators";
 
 // Seconds for communicators to end by themselves. All ranks that end theirs at
 // about the same time take much less; a rank that is alone aborts its own.
 constexpr double kFinalizeSeconds = 2;
+
+// The same where a rank is gone, or the family has ended: ranks that have come
+// are about to end.
+constexpr double kGoneSeconds = 0.1;
 
 // Between the polls of a call that is in progress, for which a host waits.
 Pause PauseOfCall() {
@@ -38,7 +45,7 @@ RankComms::RankComms(std::shared_ptr<cuda::Context> context,
       owner_(::getpid()) {}
 
 StatusOr<std::unique_ptr<RankComms>> RankComms::Open(
-    Communicator* control, Notices* notices,
+    Communicator* control, std::shared_ptr<Notices> notices,
     std::shared_ptr<cuda::Context> context, NcclLibrary library,
     std::span<const RankSet> sets, const Deadline& deadline) {
   // NCCL starts threads, which may run its code as long as the process lives.
@@ -46,6 +53,7 @@ StatusOr<std::unique_ptr<RankComms>> RankComms::Open(
   library.rank = control->rank();
   std::unique_ptr<RankComms> comms(new RankComms(
       std::move(context), std::move(library), control->world_size()));
+  comms->notices_ = notices;
   NcclId id = {};
   Status made;
   if (control->rank() == 0) {
@@ -273,7 +281,13 @@ bool RankComms::Finalize() noexcept {
     if (!state_->opened) return false;
     Comms& comms = state_->comms;
     const cuda::Context::Current current(*state_->context);
-    const Deadline deadline = Deadline::After(kFinalizeSeconds);
+    Deadline deadline = Deadline::After(kFinalizeSeconds);
+    // No rank posts a notice any more: one that is gone counts as lost.
+    const auto is_over = [&, never = Deadline::After(3600)] {
+      constexpr uint64_t kLast = std::numeric_limits<uint64_t>::max();
+      return !notices_->Check(kLast, kEnd, never).ok();
+    };
+    bool waits_shorter = false;
     for (const auto& opened : comms) {
       const NcclResult result = api_.CommFinalize(opened->comm);
       if (result != NcclResult::kSuccess && result != NcclResult::kInProgress) {
@@ -289,6 +303,10 @@ bool RankComms::Finalize() noexcept {
           return false;
         }
         if (state == NcclResult::kSuccess) break;
+        if (!waits_shorter && is_over()) {
+          waits_shorter = true;
+          deadline = Deadline::After(kGoneSeconds);
+        }
         if (state != NcclResult::kInProgress || deadline.Expired()) {
           return false;
         }

@@ -50,11 +50,12 @@ class RankComms {
   // is posted yet, tell the ranks that one of them has failed, and end with its
   // error. Errors: NCCL's, on the rank that has it; those of the family.
   static StatusOr<std::unique_ptr<RankComms>> Open(
-      Communicator* control, Notices* notices,
+      Communicator* control, std::shared_ptr<Notices> notices,
       std::shared_ptr<cuda::Context> context, NcclLibrary library,
       std::span<const RankSet> sets, const Deadline& deadline);
   // Ends the communicators. What was enqueued on them must have run, or been
-  // aborted.
+  // aborted. Waits for the other ranks to do the same, for 2 s at most, but not
+  // for those of a family that has ended.
   ~RankComms();
   RankComms(const RankComms&) = delete;
   RankComms& operator=(const RankComms&) = delete;
@@ -121,6 +122,7 @@ class RankComms {
   NcclComm Find(const RankSet& set) const;
 
   const std::shared_ptr<State> state_;
+  std::shared_ptr<const Notices> notices_;
   const NcclApi& api_ = state_->library.api;
   const int world_size_;
   const pid_t owner_;

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -283,6 +284,33 @@ TEST(NcclFaultsTest, AnAbortEndsTheCollectivesOfAllRanks) {
     EXPECT_EQ(status.code(), StatusCode::kPoisoned) << status.ToString();
     EXPECT_TRUE(Contains(status.message(), "enough"));
   });
+}
+
+// Nothing is on the wire, so no watchdog has aborted the communicators; the
+// other rank does not end its own meanwhile.
+TEST(NcclFaultsTest, AFamilyThatHasEndedIsNotWaitedForAtTheEnd) {
+  const FakeNccl fake(OneGpuEach(2));
+  std::promise<void> ended;
+  RunGroup(
+      Backend::kThreads, 2,
+      [&](Communicator* comm) {
+        auto rank =
+            std::make_unique<NcclRank>(comm, std::vector{RankSet::All(2)});
+        ASSERT_OK(Gather(rank.get()));
+        ASSERT_OK(comm->Barrier("gathered", Soon()));
+        if (comm->rank() == 1) {
+          comm->Abort(Cancelled("enough"));
+          ended.get_future().wait();
+          return;
+        }
+        EXPECT_FALSE(comm->Barrier("aborted", Soon()).ok());
+        const auto begin = Clock::now();
+        rank.reset();
+        EXPECT_LT(std::chrono::duration<double>(Clock::now() - begin).count(),
+                  1.5);
+        ended.set_value();
+      },
+      /*shutdown=*/false);
 }
 
 // A communicator can be opened again in the process, as often as ranks are
