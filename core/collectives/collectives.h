@@ -22,7 +22,7 @@
 // collective does, so that one behind other work is not blamed for that; those
 // of a host's call end with the call (SetDeadline). Either way work ends by
 // itself. Its error names the ranks that are late; a wait for the stream that
-// ends before it does names the stream alone.
+// ends before it does names the stream alone, and FindLate tells the ranks.
 //
 // Lifetime of the arguments: as those of Stream. `tag` names the phase in
 // errors, is the same on all ranks, and outlives the work; tensors are used
@@ -112,6 +112,13 @@ class Collectives {
   using FailureHandler = std::function<void(const Status&)>;
   virtual std::shared_ptr<void> OnFailure(FailureHandler /*handler*/) {
     return nullptr;
+  }
+
+  // Returns kDeadlineExceeded that names the ranks which have not come to the
+  // collective that runs, for a wait that has ended at `deadline`; OK where all
+  // have come, or where it is not known. Any thread.
+  virtual Status FindLate(const Deadline& /*deadline*/) const {
+    return Status();
   }
 
   // Sets when the collectives end that are enqueued from here on; null: each

@@ -476,10 +476,13 @@ Status Engine::SetStream(void* native) {
 Status Engine::Synchronize(double timeout) {
   SHARD_RETURN_IF_ERROR(runtime_->units().broken());
   const Deadline deadline = DeadlineOf(timeout);
-  SHARD_RETURN_IF_ERROR(steps_.Await(deadline));
+  const Status stepped = steps_.Await(deadline);
+  if (!stepped.ok()) return runtime_->WithLateRanks(stepped, deadline);
   const Status done = runtime_->Synchronize(deadline);
   // Work that is late may still end well; if not, the next call fails.
-  if (done.ok() || deadline.Expired()) return done;
+  if (done.ok() || deadline.Expired()) {
+    return runtime_->WithLateRanks(done, deadline);
+  }
   return runtime_->units().Fail(done);
 }
 

@@ -74,6 +74,9 @@ class NcclCollectives final : public Collectives {
       std::optional<Deadline> deadline) override {
     return std::exchange(deadline_, deadline);
   }
+  Status FindLate(const Deadline& deadline) const override {
+    return parts_.watchdog->FindLate(deadline);
+  }
   std::shared_ptr<void> OnFailure(FailureHandler handler) override {
     return parts_.watchdog->OnFailure(std::move(handler));
   }

@@ -117,13 +117,29 @@ Watchdog::CheckUntil Watchdog::Checks(std::string name,
   };
 }
 
-void Watchdog::Watch(std::string name, Event begin, Event end,
-                     std::optional<Deadline> call) {
-  Work work = {std::move(name), announced_, std::move(begin), std::move(end),
-               call};
+std::shared_ptr<Watchdog::End> Watchdog::Watch(std::string name, Event begin,
+                                               std::optional<Deadline> call) {
+  auto end = std::make_shared<End>();
+  Work work = {std::move(name), announced_, std::move(begin), end, call};
   queue_->Push("watch", [shared = shared_, work = std::move(work)] {
     return WatchOne(shared.get(), work);
   });
+  return end;
+}
+
+Status Watchdog::FindLate(const Deadline& deadline) const {
+  if (!deadline.Expired()) return Status();
+  std::string name;
+  uint64_t number = 0;
+  {
+    const std::lock_guard<std::mutex> lock(shared_->mutex);
+    name = shared_->name;
+    number = shared_->number;
+  }
+  const Status late = shared_->notices->Check(number, name, deadline);
+  return late.code() == StatusCode::kDeadlineExceeded && late.rank() >= 0
+             ? late
+             : Status();
 }
 
 void Watchdog::Report(const Status& error) {
@@ -167,13 +183,28 @@ void Watchdog::Shared::Report(const Status& error) noexcept {
 }
 
 Status Watchdog::WatchOne(Shared* shared, const Work& work) {
+  {
+    const std::lock_guard<std::mutex> lock(shared->mutex);
+    shared->number = work.number;
+    shared->name = work.name;
+  }
   std::optional<Deadline> deadline = work.call;
   std::optional<Deadline> gone;
   Pause pause = PauseOfWatch();
   const auto find_error = [&]() -> Status {
     const Deadline never = Deadline::After(shared->timeout);
-    SHARD_RETURN_IF_ERROR(shared->notices->Check(work.number, work.name,
-                                                 deadline.value_or(never)));
+    const Status late = shared->notices->Check(work.number, work.name,
+                                               deadline.value_or(never));
+    if (late.code() == StatusCode::kDeadlineExceeded && late.rank() < 0 &&
+        !work.end->IsSet()) {
+      const int rank = shared->comms->library().rank;
+      return Status(late.code(),
+                    StrCat("'", work.name, "': a call of NCCL on rank ", rank,
+                           " has not returned within ",
+                           deadline.value_or(never).seconds(), " s"),
+                    rank);
+    }
+    SHARD_RETURN_IF_ERROR(late);
     SHARD_RETURN_IF_ERROR(shared->comms->AsyncError());
     // A rank that is gone may have announced later ones before.
     const Status lost =
@@ -183,7 +214,7 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
     if (!gone) gone = Deadline::After(kGoneSeconds);
     return gone->Expired() ? lost : Status();
   };
-  while (!work.end.IsDone()) {
+  while (!work.end->IsDone()) {
     if (shared->queue->IsStopping()) return Status();
     if (!deadline && work.begin.IsDone()) {
       deadline = Deadline::After(shared->timeout);

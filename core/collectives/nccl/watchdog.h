@@ -11,8 +11,8 @@
 // (Announce). So a rank that enqueues something else is found at once, and one
 // that is late is known by name.
 //
-// Threads: one at a time announces and watches; OnFailure and Report may be
-// called from any thread.
+// Threads: one at a time announces and watches; FindLate, OnFailure and Report
+// may be called from any thread.
 
 #ifndef SHARD_CORE_COLLECTIVES_NCCL_WATCHDOG_H_
 #define SHARD_CORE_COLLECTIVES_NCCL_WATCHDOG_H_
@@ -25,6 +25,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
@@ -78,11 +79,36 @@ class Watchdog {
   using CheckUntil = std::function<RankComms::Check()>;
   CheckUntil Checks(std::string name, std::optional<Deadline> call) const;
 
-  // Watches the collectives that were announced last, which errors call `name`.
-  // Their time begins with `begin`, and they are done at `end`. `call`: when
-  // their time ends, or null for the timeout.
-  void Watch(std::string name, Event begin, Event end,
-             std::optional<Deadline> call);
+  // The end of collectives, which is known once they are enqueued.
+  class End {
+   public:
+    void Set(Event event) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      event_ = std::move(event);
+    }
+    bool IsDone() const {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      return event_ && event_->IsDone();
+    }
+    bool IsSet() const {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      return event_.has_value();
+    }
+
+   private:
+    mutable std::mutex mutex_;
+    std::optional<Event> event_;  // GUARDED_BY(mutex_)
+  };
+
+  // Watches the collectives that were announced last, which errors call `name`,
+  // until the result is done. Called before they are enqueued, so that a call
+  // that blocks inside NCCL is watched, too. Their time begins with `begin`.
+  // `call`: when their time ends, or null for the timeout.
+  std::shared_ptr<End> Watch(std::string name, Event begin,
+                             std::optional<Deadline> call);
+
+  // As Collectives::FindLate.
+  Status FindLate(const Deadline& deadline) const;
 
   // Ends the family with an error that was found elsewhere, and aborts NCCL.
   void Report(const Status& error);
@@ -99,6 +125,9 @@ class Watchdog {
     std::mutex mutex;
     std::list<Handler> handlers;  // GUARDED_BY(mutex)
     Status failed;                // GUARDED_BY(mutex)
+    // The collectives that run. GUARDED_BY(mutex)
+    uint64_t number = 0;
+    std::string name;
     // Set before the first work.
     const WorkQueue* queue = nullptr;
 
@@ -108,7 +137,7 @@ class Watchdog {
     std::string name;
     uint64_t number;
     Event begin;
-    Event end;
+    std::shared_ptr<const End> end;
     std::optional<Deadline> call;
   };
 

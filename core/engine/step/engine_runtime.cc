@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/strings.h"
 #include "core/engine/transfer/collectives_memory.h"
 #include "core/engine/transfer/plan_sets.h"
 
@@ -71,6 +72,17 @@ Status EngineRuntime::Synchronize(const Deadline& deadline) const {
     SHARD_RETURN_IF_ERROR(updates_->Synchronize(deadline));
   }
   return compute_->Synchronize(deadline);
+}
+
+Status EngineRuntime::WithLateRanks(const Status& status,
+                                    const Deadline& deadline) const {
+  if (status.code() != StatusCode::kDeadlineExceeded || status.rank() >= 0) {
+    return status;
+  }
+  const Status late = collectives_->FindLate(deadline);
+  if (late.ok()) return status;
+  return Status(status.code(),
+                StrCat(status.message(), "; ", late.message()), late.rank());
 }
 
 void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {

@@ -74,6 +74,9 @@ class EngineRuntime {
   // Waits until the engine's streams have run all work they were given. Local.
   // Returns the first error.
   Status Synchronize(const Deadline& deadline) const;
+  // Adds the ranks that are late, where they are known, to the error of a wait
+  // that has ended at `deadline`. Returns other statuses as they are.
+  Status WithLateRanks(const Status& status, const Deadline& deadline) const;
   // Waits until the streams, the host's too, have run all work they were given,
   // which a failed call may have left them: before any component is destroyed.
   // Work that goes on all the same updates nothing. Local. Errors are dropped.

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <utility>
@@ -319,6 +320,32 @@ TEST(NcclEngineTest, AnEngineSaysHowTensorsMove) {
         },
         30, "direct=0");
   }
+}
+
+TEST(NcclEngineTest, AWaitThatIsTooShortNamesTheRanksThatAreLate) {
+  const FakeNccl fake(Gpus(2));
+  const auto plan = MakePlan(FormOf(1));
+  std::promise<void> late;
+  RunThreadRanks(
+      2,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        const auto engine = MakeEngineOn("cuda", plan, comm);
+        ASSERT_OK(engine);
+        ASSERT_OK(Fill(engine->get()));
+        ASSERT_OK((*engine)->Synchronize(0));
+        if (comm->rank() == 1) late.get_future().wait();
+        ASSERT_OK((*engine)->MarkUnitGradsReady(0));
+        if (comm->rank() == 0) {
+          const Status status = (*engine)->Synchronize(0.3);
+          ExpectError(
+              status, StatusCode::kDeadlineExceeded,
+              {"'reduce gradients': 1 of 2 ranks did not enter it within 0.3 s"});
+          EXPECT_EQ(status.rank(), 1);
+          late.set_value();
+        }
+        EXPECT_OK((*engine)->Synchronize(0));
+      },
+      30, "direct=0");
 }
 
 // What one rank made is ended, and the others do not wait for more.

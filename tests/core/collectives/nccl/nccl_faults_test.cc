@@ -15,6 +15,7 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/collectives/collectives.h"
@@ -226,6 +227,32 @@ TEST(NcclFaultsTest, ACollectiveThatIsStuckEnds) {
       EXPECT_TRUE(Contains(status.message(), "'gather'"));
     });
   }
+}
+
+// NCCL says that no call blocks. The host of one that does waits for NCCL; all
+// others, and the family, do not.
+TEST(NcclFaultsTest, ACallThatBlocksEndsTheFamily) {
+  RunNcclRanks([](NcclRank* rank) {
+    const bool blocks = rank->comm->rank() == 0;
+    if (blocks) fake_nccl::HangCalls("ncclAllGather", {.rank = 0});
+    // So that the other ranks' watchdogs do not find it.
+    if (!blocks) rank->collectives->SetDeadline(Deadline::After(20));
+    ASSERT_OK(rank->comm->Barrier("set", Soon()));
+    std::thread other;
+    if (blocks) {
+      other = std::thread([&] {
+        EXPECT_FALSE(rank->comm->Barrier("instead", Soon()).ok());
+        fake_nccl::ReleaseCalls();
+      });
+    }
+    const Status status = Gather(rank);
+    if (blocks) other.join();
+    ExpectEnd(status, StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(status.rank(), 0);
+    EXPECT_TRUE(Contains(status.message(),
+                         "'gather': a call of NCCL on rank 0 has not "
+                         "returned within 1 s"));
+  });
 }
 
 TEST(NcclFaultsTest, AnErrorOfNcclIsThatOfAllRanks) {
