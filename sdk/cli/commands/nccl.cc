@@ -32,7 +32,8 @@ namespace {
 
 using Comm = std::unique_ptr<shard_comm, Freed<shard_comm_free>>;
 
-// Seconds that NCCL may take for a check. It takes a few to start.
+// Seconds that NCCL may take for a check. It takes a few to start. An NCCL that
+// is late then has 20 more (shard_comm_check_device), so a check ends after 80.
 constexpr double kSeconds = 60;
 
 std::string Join(const std::vector<std::string>& texts) {
@@ -190,6 +191,7 @@ void LookAtHostMemory(Section* section) {
 std::string CheckRank(const char* url, int rank, int ranks,
                       const std::string& spec) {
   shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
+  options.timeout = kSeconds;
   if (ranks > 1) {
     options.rank = rank;
     options.world_size = ranks;
