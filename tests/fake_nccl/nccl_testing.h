@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/core/base/comes_true.h"
 #include "tests/fake_cuda/driver_testing.h"
 #include "tests/fake_nccl/entry_points.h"
 #include "tests/fake_nccl/fake_nccl.h"
@@ -32,16 +33,6 @@ using fake_cuda::At;
 
 #define EXPECT_NCCL(call) EXPECT_EQ((call), Result::kSuccess)
 #define ASSERT_NCCL(call) ASSERT_EQ((call), Result::kSuccess)
-
-// Returns whether a condition comes true before the test would hang.
-inline bool ComesTrue(const std::function<bool()>& condition) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
 
 // A rank: a device whose context is current in the thread that made it, and a
 // stream.

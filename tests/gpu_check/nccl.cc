@@ -34,6 +34,7 @@
 #include "tests/gpu_check/gpu.h"
 #include "tests/gpu_check/raw_comm.h"
 #include "tests/gpu_check/report.h"
+#include "tests/gpu_check/timing.h"
 
 namespace shard::gpu_check {
 
@@ -48,11 +49,6 @@ using nccl::NcclType;
 using nccl::RankComms;
 
 constexpr int kReplays = 100;
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // One rank with its communicator, as an engine has.
 class OneRank {

@@ -6,7 +6,6 @@
 #ifndef SHARD_TESTS_GPU_CHECK_RAW_COMM_H_
 #define SHARD_TESTS_GPU_CHECK_RAW_COMM_H_
 
-#include <chrono>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -16,17 +15,12 @@
 #include "core/base/strings.h"
 #include "core/collectives/nccl/library.h"
 #include "tests/gpu_check/report.h"
+#include "tests/gpu_check/timing.h"
 
 namespace shard::gpu_check {
 
 // Seconds for a call, of which the first starts NCCL.
 inline constexpr double kSeconds = 20;
-
-using Clock = std::chrono::steady_clock;
-
-inline double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 inline void Require(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.ToString());

@@ -9,15 +9,6 @@
 
 namespace shard::gpu_check {
 
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 void Tell(const Options& options, const std::string& what, double value,
           const std::string& unit, double least, double most, Report* report) {
   report->Number(what, value, unit);

@@ -6,7 +6,6 @@
 #ifndef SHARD_TESTS_GPU_CHECK_STEPPER_H_
 #define SHARD_TESTS_GPU_CHECK_STEPPER_H_
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -16,14 +15,9 @@
 #include "shard/shard.hpp"
 #include "tests/gpu_check/gpu.h"
 #include "tests/gpu_check/parts.h"
+#include "tests/gpu_check/timing.h"
 
 namespace shard::gpu_check {
-
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start);
-// REQUIRES: there are values.
-double Median(std::vector<double> values);
 
 // Tells a speed, and judges it where the device has targets. 0 is no bound.
 void Tell(const Options& options, const std::string& what, double value,

@@ -26,6 +26,7 @@
 #include "core/device/device.h"
 #include "core/device/offload/offloading_device.h"
 #include "core/engine/engine.h"
+#include "tests/core/base/comes_true.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/engine/cuda_training.h"
@@ -269,16 +270,6 @@ constexpr Case kBf16 = {.name = "bf16",
 
 class CudaOffloadTest : public FakeCudaTest {};
 
-// Waits until `done`; false after a minute.
-bool Eventually(const std::function<bool()>& done) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  while (!done()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
-}
-
 TEST_F(CudaOffloadTest, AUnitIsUpdatedBeforeTheGradientsOfTheNextAreThere) {
   const auto plan = MakePlan(kPlain);
   const auto engine = MakeUnscaled(plan);
@@ -291,7 +282,7 @@ TEST_F(CudaOffloadTest, AUnitIsUpdatedBeforeTheGradientsOfTheNextAreThere) {
     const FakeCounters before = Count();
     ASSERT_OK((*engine)->MarkUnitGradsReady(unit));
     // All of the unit's parameters, and none of the other's.
-    EXPECT_TRUE(Eventually(
+    EXPECT_TRUE(testing::ComesTrue(
         [&] { return CountSince(before).to_device.bytes >= 4 * kElements; }));
     EXPECT_LT(CountSince(before).to_device.bytes, 4u * kElements + 1000);
   }

@@ -29,6 +29,7 @@
 #include "core/device/offload/offloading_device.h"
 #include "core/engine/engine.h"
 #include "kernels/cpu/norm.h"
+#include "tests/core/base/comes_true.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/thread_ranks.h"
@@ -237,7 +238,8 @@ class NcclFailureTest : public ::testing::TestWithParam<Case> {
             if (rank == 1 && failing) {
               fake_nccl::StickAt(*failing, {.rank = 1});
               ending = std::thread([&, before = EndedOn(1)] {
-                ComesTrue([&] { return EndedOn(1) >= before + ended; });
+                EXPECT_TRUE(testing::ComesTrue(
+                    [&] { return EndedOn(1) >= before + ended; }));
                 // Any time will do, and the later, the more is enqueued.
                 std::this_thread::sleep_for(std::chrono::milliseconds(10));
                 comm->Abort(Cancelled("a failure"));
@@ -260,16 +262,6 @@ class NcclFailureTest : public ::testing::TestWithParam<Case> {
 
   static uint64_t EndedOn(int rank) {
     return fake_nccl::Count({.rank = rank}).ended;
-  }
-
-  // Waits for what comes soon.
-  static void ComesTrue(const std::function<bool()>& condition) {
-    const auto end =
-        std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    while (!condition()) {
-      ASSERT_LT(std::chrono::steady_clock::now(), end);
-      std::this_thread::yield();
-    }
   }
 
   static std::vector<Kind> KindsSince(size_t logged) {

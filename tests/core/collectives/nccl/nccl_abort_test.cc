@@ -20,6 +20,7 @@
 #include "core/comm/communicator.h"
 #include "core/device/cuda/context.h"
 #include "core/device/cuda/driver.h"
+#include "tests/core/base/comes_true.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/collectives/blocking_collectives.h"
@@ -41,14 +42,6 @@ double SecondsOf(const std::function<void()>& body) {
   const std::chrono::duration<double> took =
       std::chrono::steady_clock::now() - begin;
   return took.count();
-}
-
-void ExpectSoon(const std::function<bool()>& condition) {
-  const Deadline deadline = Soon();
-  while (!condition()) {
-    ASSERT_FALSE(deadline.Expired());
-    std::this_thread::yield();
-  }
 }
 
 // The communicator of one of two ranks, alone.
@@ -86,7 +79,7 @@ class NcclAbortTest : public ::testing::Test {
   // An abandoned context stays.
   void SetUp() override { ResetWithNccl(OneGpuEach(2)); }
   void TearDown() override {
-    ExpectSoon([] { return fake_nccl::AliveText().empty(); });
+    EXPECT_TRUE(ComesTrue([] { return fake_nccl::AliveText().empty(); }));
     EXPECT_EQ(fake_nccl::ViolationText(), "");
   }
   // Runs body(comms) on the first of two ranks.
@@ -115,7 +108,7 @@ TEST_F(NcclAbortTest, OneThatHangsIsLeft) {
                 EXPECT_TRUE(rank->comms->Abort(kSeconds));
               }),
               kSeconds + 5);
-    ExpectSoon([] { return fake_nccl::NumHanging() == 1; });
+    EXPECT_TRUE(ComesTrue([] { return fake_nccl::NumHanging() == 1; }));
     fake_nccl::ReleaseCalls();
   });
 }
@@ -127,7 +120,7 @@ TEST_F(NcclAbortTest, OneBehindACallThatBlocksIsLeft) {
   Run([](Comms* rank) {
     fake_nccl::HangCalls("ncclAllGather", {.rank = 0});
     std::thread blocked([&] { (void)rank->Enqueue().ok(); });
-    ExpectSoon([] { return fake_nccl::NumHanging() == 1; });
+    EXPECT_TRUE(ComesTrue([] { return fake_nccl::NumHanging() == 1; }));
     EXPECT_LT(SecondsOf([&] {
                 EXPECT_OK(rank->comms->AsyncError());
                 EXPECT_FALSE(rank->comms->Abort(kSeconds));
@@ -137,9 +130,9 @@ TEST_F(NcclAbortTest, OneBehindACallThatBlocksIsLeft) {
     EXPECT_EQ(fake_nccl::Count({.rank = 0}).Calls("ncclCommAbort"), 0u);
     fake_nccl::ReleaseCalls();
     blocked.join();
-    ExpectSoon([] {
+    EXPECT_TRUE(ComesTrue([] {
       return fake_nccl::Count({.rank = 0}).Calls("ncclCommAbort") == 1;
-    });
+    }));
   });
 }
 
@@ -225,7 +218,7 @@ TEST(NcclAbortsTest, AHostOutlivesAnAbortThatHangs) {
       },
       /*shutdown=*/false);
   fake_nccl::ReleaseCalls();
-  ExpectSoon([] { return fake_nccl::AliveText().empty(); });
+  EXPECT_TRUE(ComesTrue([] { return fake_nccl::AliveText().empty(); }));
   EXPECT_EQ(fake_nccl::ViolationText(), "");
 }
 
