@@ -76,9 +76,8 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
     if (opened.ok()) device = *std::move(opened);
   }
   if (local.ok()) {
-    placement =
-        PlacementOf(*comm, *device, transport,
-                    options->missing_grads != MissingGrads::kError);
+    placement = PlacementOf(*comm, *device, transport,
+                            options->missing_grads != MissingGrads::kError);
     local = CheckSupported(*plan, *comm, placement, nullptr, deadline);
   }
   if (local.ok()) {

@@ -22,8 +22,7 @@ struct ErrorText {
 
 // Tells the state of a stream's capture, and which it is where there is one.
 CuResult LookUpCapture(Call* call, cuda::CuStream handle,
-                       cuda::CuCaptureStatus* status,
-                       uint64_t* id) {
+                       cuda::CuCaptureStatus* status, uint64_t* id) {
   Stream* stream = nullptr;
   const CuResult found =
       call->LookUpStream(call->current_handle(), handle, &stream);

@@ -24,8 +24,8 @@ std::string HomeFolder() {
   passwd entry;
   passwd* found = nullptr;
   std::array<char, 4096> buffer;
-  const int error = ::getpwuid_r(::getuid(), &entry, buffer.data(),
-                                 buffer.size(), &found);
+  const int error =
+      ::getpwuid_r(::getuid(), &entry, buffer.data(), buffer.size(), &found);
   return error != 0 || found == nullptr ? "" : entry.pw_dir;
 }
 

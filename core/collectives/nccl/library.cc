@@ -49,10 +49,10 @@ StatusOr<NcclLibrary> Examine(cuda::Library library) {
   const auto blocking = FindSetting("NCCL_COMM_BLOCKING");
   if (blocking && !blocking->value.empty() && blocking->value != "0") {
     const std::string& file = blocking->file;
-    return FailedPrecondition(
-        "NCCL_COMM_BLOCKING=", blocking->value, file.empty() ? "" : ", in ",
-        file, ", makes its calls wait for ever; ",
-        file.empty() ? "unset it" : "remove it there");
+    return FailedPrecondition("NCCL_COMM_BLOCKING=", blocking->value,
+                              file.empty() ? "" : ", in ", file,
+                              ", makes its calls wait for ever; ",
+                              file.empty() ? "unset it" : "remove it there");
   }
 #define SHARD_NCCL_FIND(Name, symbol, parameters)                        \
   opened.api.Name = opened.library.Find<NcclResult parameters>(#symbol); \

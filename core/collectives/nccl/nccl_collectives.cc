@@ -136,22 +136,22 @@ void NcclCollectives::Flush(Stream* stream) {
   std::string name = launch.Name();
   const auto check = watchdog->Checks(name, deadline_);
   const auto end = watchdog->Watch(name, stream->Record(), deadline_);
-  stream->Native(tag, [watchdog, comms = parts_.comms,
-                       launch = std::move(launch), name = std::move(name),
-                       check](void* native) {
-    const Status given = comms->Enqueue(
-        name, launch.set,
-        [&](const NcclApi& api, NcclComm comm) {
-          CallChain chain;
-          for (const Call& call : launch.calls) {
-            chain.Add(call.calls(api, comm, native));
-          }
-          return chain.result();
-        },
-        check());
-    if (!given.ok()) watchdog->Report(given);
-    return given;
-  });
+  stream->Native(tag,
+                 [watchdog, comms = parts_.comms, launch = std::move(launch),
+                  name = std::move(name), check](void* native) {
+                   const Status given = comms->Enqueue(
+                       name, launch.set,
+                       [&](const NcclApi& api, NcclComm comm) {
+                         CallChain chain;
+                         for (const Call& call : launch.calls) {
+                           chain.Add(call.calls(api, comm, native));
+                         }
+                         return chain.result();
+                       },
+                       check());
+                   if (!given.ok()) watchdog->Report(given);
+                   return given;
+                 });
   end->Set(stream->Record());
   for (const BlockSum& sum : sums) stream->SumBlocks(sum);
 }

@@ -123,9 +123,9 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
                          control->OpenNotices("NCCL's collectives",
                                               sizeof(Announcement), deadline));
   const std::shared_ptr<Notices> notices = std::move(opened);
-  SHARD_ASSIGN_OR_RETURN(auto made,
-                         RankComms::Open(control, notices, context,
-                                         *std::move(library), sets, deadline));
+  SHARD_ASSIGN_OR_RETURN(
+      auto made, RankComms::Open(control, notices, context, *std::move(library),
+                                 sets, deadline));
   NcclCollectives::Parts parts;
   parts.comms = std::move(made);
   parts.sets.assign(sets.begin(), sets.end());

@@ -94,12 +94,12 @@ Status Watchdog::Announce(const Announcement& mine, const Deadline& deadline) {
         if (std::memcmp(&other, &mine, sizeof(other)) == 0 || !differs.ok()) {
           return;
         }
-        differs = Desync(rank, "the ranks enqueued different collectives: ",
-                         "rank ", shared_->comms->library().rank, " ",
-                         mine.ToText(), ", rank ", rank, " ", other.ToText(),
-                         " (collective ", announced_,
-                         "); every rank must make the same calls in the same "
-                         "order");
+        differs = Desync(
+            rank, "the ranks enqueued different collectives: ", "rank ",
+            shared_->comms->library().rank, " ", mine.ToText(), ", rank ", rank,
+            " ", other.ToText(), " (collective ", announced_,
+            "); every rank must make the same calls in the same "
+            "order");
       },
       deadline);
   SHARD_RETURN_IF_ERROR(posted);
@@ -207,9 +207,8 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
     SHARD_RETURN_IF_ERROR(late);
     SHARD_RETURN_IF_ERROR(shared->comms->AsyncError());
     // A rank that is gone may have announced later ones before.
-    const Status lost =
-        shared->notices->Check(std::numeric_limits<uint64_t>::max(),
-                               "NCCL's next collective", never);
+    const Status lost = shared->notices->Check(
+        std::numeric_limits<uint64_t>::max(), "NCCL's next collective", never);
     if (lost.code() != StatusCode::kRankLost) return Status();
     if (!gone) gone = Deadline::After(kGoneSeconds);
     return gone->Expired() ? lost : Status();

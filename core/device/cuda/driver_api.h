@@ -150,7 +150,7 @@ struct CuMemoryPoolProps {
   X(StreamIsCapturing, cuStreamIsCapturing,                                   \
     (CuStream stream, CuCaptureStatus * status))                              \
   X(StreamGetCaptureInfo, cuStreamGetCaptureInfo,                             \
-    (CuStream stream, CuCaptureStatus * status, uint64_t* id))                \
+    (CuStream stream, CuCaptureStatus * status, uint64_t * id))               \
   X(ThreadExchangeCaptureMode, cuThreadExchangeStreamCaptureMode,             \
     (CuCaptureMode * mode))                                                   \
   X(EventCreate, cuEventCreate, (CuEvent * event, unsigned flags))            \

@@ -99,8 +99,8 @@ StatusOr<Replanned> Replan(const EngineRuntime& from, const Status& known,
   }
   SHARD_RETURN_IF_ERROR(
       from.units().EnterChange(Activity::kReplan, local, arguments, deadline));
-  SHARD_RETURN_IF_ERROR(CheckDeviceMemory(
-      *next, comm, device, placement, &replaced, deadline));
+  SHARD_RETURN_IF_ERROR(
+      CheckDeviceMemory(*next, comm, device, placement, &replaced, deadline));
   Replanned replanned;
   SHARD_ASSIGN_OR_RETURN(replanned.hypers, Hypers::Create(*next));
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(

@@ -81,8 +81,8 @@ Status EngineRuntime::WithLateRanks(const Status& status,
   }
   const Status late = collectives_->FindLate(deadline);
   if (late.ok()) return status;
-  return Status(status.code(),
-                StrCat(status.message(), "; ", late.message()), late.rank());
+  return Status(status.code(), StrCat(status.message(), "; ", late.message()),
+                late.rank());
 }
 
 void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {

@@ -72,9 +72,8 @@ Status CheckSupported(const Plan& plan, const Communicator& comm,
   // Checks all memory at once: each allocation alone may fit, and the kernel
   // grants pages that it does not have.
   if (!placement.has_device_memory) {
-    SHARD_RETURN_IF_ERROR(CheckRooms(plan, placement,
-                                     {.host = AvailableHostMemory()}, before,
-                                     deadline));
+    SHARD_RETURN_IF_ERROR(CheckRooms(
+        plan, placement, {.host = AvailableHostMemory()}, before, deadline));
   }
   // A model that trains can be saved.
   SHARD_RETURN_IF_ERROR(CheckManifestFits(plan));

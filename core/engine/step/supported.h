@@ -43,8 +43,8 @@ Status CheckSupported(const Plan& plan, const Communicator& comm,
 
 // Returns kResourceExhausted on all ranks where a device with memory of its own
 // has not enough of it for `plan`, once for each rank on it, or the host has
-// not. `placement`: that of PlacementOf. COLLECTIVE, for ranks on devices of one
-// kind. OK is no promise that the plan will fit.
+// not. `placement`: that of PlacementOf. COLLECTIVE, for ranks on devices of
+// one kind. OK is no promise that the plan will fit.
 Status CheckDeviceMemory(const Plan& plan, Communicator* comm, Device* device,
                          RankPlacement placement, const ReplacedPlan* before,
                          const Deadline& deadline);

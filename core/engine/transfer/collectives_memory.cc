@@ -66,10 +66,9 @@ uint64_t GroupSumBytes(const Plan& plan) {
   uint64_t bytes = 0;
   for (const FlatBufferPlan& buffer : plan.buffers()) {
     if (!buffer.trainable) continue;
-    bytes = std::max(bytes,
-                     DTypeBytes(buffer.grad_dtype,
-                                sets.replicas.count *
-                                    buffer.layout.shard_numel()));
+    bytes = std::max(
+        bytes, DTypeBytes(buffer.grad_dtype,
+                          sets.replicas.count * buffer.layout.shard_numel()));
   }
   return RoundUpToPage(bytes);
 }

@@ -106,9 +106,9 @@ void ReadFile(const std::string& path, std::vector<NcclVariable>* variables) {
 
 NcclEffect EffectOfBlocking(const NcclVariable& variable) {
   if (variable.value.empty() || variable.value == "0") return {kHarmless, ""};
-  return {"refused: NCCL's calls would wait for ever",
-          variable.file.empty() ? "unset it"
-                                : "remove it from " + variable.file};
+  return {
+      "refused: NCCL's calls would wait for ever",
+      variable.file.empty() ? "unset it" : "remove it from " + variable.file};
 }
 
 }  // namespace

@@ -228,8 +228,8 @@ TEST(GroupOfThreeTest, AShutdownDoesNotHideALostRank) {
         reinterpret_cast<ControlBlock*>(memory.data()));
   };
   const auto block = block_of(memories[0]);
-  const auto origin = std::make_shared<Group>(
-      block, Membership(block.get(), 0), kRanks, nullptr);
+  const auto origin = std::make_shared<Group>(block, Membership(block.get(), 0),
+                                              kRanks, nullptr);
   Group duplicate(block_of(memories[1]), origin);
   block->slots()[1].presence = kShutDown;
   block->slots()[2].presence = kLeft;

@@ -141,7 +141,8 @@ TEST_P(NoticesFaultTest, ACheckNamesTheRanksThatAreLate) {
       SHARD_EXPECT_OK((*poster)->Check(2, "a wait", Soon()));
       const Status late = (*poster)->Check(2, "a wait", passed);
       EXPECT_EQ(late.code(), StatusCode::kDeadlineExceeded) << late.ToString();
-      EXPECT_TRUE(Contains(late.message(), "'a wait': 2 of 2 ranks did not enter it"));
+      EXPECT_TRUE(
+          Contains(late.message(), "'a wait': 2 of 2 ranks did not enter it"));
       const Status all_came = (*poster)->Check(1, "a wait", passed);
       EXPECT_EQ(all_came.code(), StatusCode::kDeadlineExceeded);
       EXPECT_EQ(all_came.rank(), -1);
@@ -157,7 +158,8 @@ TEST_P(NoticesFaultTest, ACheckNamesTheRanksThatAreLate) {
     SHARD_EXPECT_OK(side->Barrier("awaited", Soon()));
     if (comm->rank() == 1) (*poster)->Fail(Cancelled("enough"));
     SHARD_ASSERT_OK(side->Barrier("ended", Soon()));
-    EXPECT_EQ((*poster)->Check(1, "a wait", Soon()).code(), StatusCode::kCancelled);
+    EXPECT_EQ((*poster)->Check(1, "a wait", Soon()).code(),
+              StatusCode::kCancelled);
   });
 }
 

@@ -91,8 +91,7 @@ Rooms RoomsOf(uint64_t device, uint64_t host = kPlenty) {
 
 // Returns an explanation for which there is time.
 std::string Explain(const Plan& plan, const RankPlacement& placement,
-                    const Rooms& rooms,
-                    const ReplacedPlan* before = nullptr) {
+                    const Rooms& rooms, const ReplacedPlan* before = nullptr) {
   return ExplainMisfit(plan, placement, rooms, Deadline::After(3600), before);
 }
 
@@ -452,10 +451,8 @@ TEST(ExplainMisfitTest, CollectivesOfTheDevice) {
   EXPECT_EQ(blocks(*small, &after_small), 0u);
   // The second change: the collectives are still those of the first plan.
   const auto one_of = [](int frozen) {
-    return PlanOf({.world_size = 4,
-                   .wrap = "",
-                   .frozen = frozen,
-                   .deterministic = true});
+    return PlanOf(
+        {.world_size = 4, .wrap = "", .frozen = frozen, .deterministic = true});
   };
   const auto little = one_of(4);
   const auto more = one_of(2);

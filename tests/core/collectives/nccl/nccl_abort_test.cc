@@ -49,8 +49,8 @@ struct Comms {
   explicit Comms(Communicator* control)
       : notices(*control->OpenNotices("a test", 8, Soon())),
         context(*cuda::Context::Open(control->rank())),
-        comms(*RankComms::Open(control, notices, context,
-                               *nccl::OpenNccl(), {&all, 1}, Soon())) {}
+        comms(*RankComms::Open(control, notices, context, *nccl::OpenNccl(),
+                               {&all, 1}, Soon())) {}
 
   // Enqueues a gather, which moves nothing before the abort.
   Status Enqueue() const {
