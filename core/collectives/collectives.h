@@ -68,6 +68,13 @@ struct CollectivesMemory {
   uint64_t host_bytes = 0;    // Of Device::AllocateHost.
 };
 
+// How much memory is registered with a library, which then moves it without
+// copies of its own.
+struct RegisteredMemory {
+  uint64_t bytes = 0;
+  std::string why_not;  // Why nothing is.
+};
+
 class Collectives {
  public:
   virtual ~Collectives() = default;
@@ -81,6 +88,21 @@ class Collectives {
 
   // Returns the name of what moves tensors: "nccl 2.28.9".
   virtual std::string transport() const = 0;
+
+  // Allocates memory for tensors as Device::Allocate does, of the kind that the
+  // collectives move best. `device` is the one that they were opened with. The
+  // tensors of a ReduceScatter lie in such memory; those of another collective
+  // do so on all ranks or on none. Local. The memory may outlive the
+  // collectives.
+  virtual StatusOr<DeviceMemory> Allocate(Device* device, size_t bytes,
+                                          std::string_view what) {
+    return device->Allocate(bytes, what);
+  }
+  // Returns what is registered of Allocate's memory; nothing where collectives
+  // need no such memory.
+  virtual std::optional<RegisteredMemory> registered() const {
+    return std::nullopt;
+  }
 
   // Enqueue what the methods of those names in Exchange do, for tensors that
   // the stream's kernels reach. A set that was not opened is kInvalidArgument.

@@ -459,6 +459,12 @@ std::string Engine::ToJson() const {
                           : SharesTensors()        ? "direct"
                                                    : collectives.transport());
   json.Field("sum_order", library_sums ? "library" : "ranks");
+  if (const auto registered = collectives.registered()) {
+    json.Field("registered_bytes", registered->bytes);
+    if (!registered->why_not.empty()) {
+      json.Field("not_registered", registered->why_not);
+    }
+  }
   json.EndObject();
   return json.text();
 }

@@ -330,6 +330,18 @@ CuResult cuMemsetD8Async(CuPointer to, unsigned char value, size_t bytes,
   return *result;
 }
 
+CuResult cuMemGetAddressRange_v2(CuPointer* begin, size_t* bytes,
+                                 CuPointer memory) {
+  SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuMemGetAddressRange_v2);
+  const Allocation* const found = fake->memory.Find(memory);
+  if (found == nullptr || found->is_freed || memory >= found->end) {
+    return CuResult::kInvalidValue;
+  }
+  if (begin != nullptr) *begin = found->begin;
+  if (bytes != nullptr) *bytes = found->end - found->begin;
+  return CuResult::kSuccess;
+}
+
 CuResult cuPointerGetAttribute(void* value, CuPointerAttribute attribute,
                                CuPointer pointer) {
   SHARD_FAKE_CUDA_ENTER(cuPointerGetAttribute);

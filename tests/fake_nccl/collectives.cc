@@ -2,6 +2,7 @@
 //
 // The entry points of the fake for operations on tensors.
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -100,7 +101,17 @@ Result CheckArguments(Entry* entry, const Work& work, const Comm& comm) {
   return CheckMemory(entry, work, comm);
 }
 
-Result CallWith(Entry* entry, const Work& work, cuda::CuStream stream) {
+bool IsRegistered(const Comm& comm, const std::byte* memory, size_t bytes) {
+  return std::any_of(comm.registrations.begin(), comm.registrations.end(),
+                     [&](const auto& it) {
+                       const auto& [begin, size] = it.second;
+                       const auto* const from =
+                           static_cast<const std::byte*>(begin);
+                       return from <= memory && memory + bytes <= from + size;
+                     });
+}
+
+Result CallWith(Entry* entry, Work work, cuda::CuStream stream) {
   const std::shared_ptr<Comm>& comm = entry->comm();
   CallRecord* const record = entry->record();
   record->count = work.count;
@@ -122,6 +133,9 @@ Result CallWith(Entry* entry, const Work& work, cuda::CuStream stream) {
       wrong != Result::kSuccess) {
     return wrong;
   }
+  const auto [send_bytes, recv_bytes] = ExtentsOf(work, *comm);
+  work.send_is_registered = IsRegistered(*comm, work.send, send_bytes);
+  work.recv_is_registered = IsRegistered(*comm, work.recv, recv_bytes);
   // NCCL drops collectives of nothing, but has sends of nothing.
   if (work.count == 0 && work.is_collective()) return Result::kSuccess;
   Group* const group = TheGroup();

@@ -74,6 +74,10 @@ struct Options {
   // Sums begin with rank 0, s = 0: for tests that compare bits with sums in the
   // order of ranks, and so see all but the order.
   bool sums_in_rank_order = false;
+  // ncclMemAlloc takes a whole number of so many bytes.
+  size_t memory_piece = 1;
+  // False: ncclCommRegister gives no handle, as with NCCL_LOCAL_REGISTER=0.
+  bool registers = true;
   // A call that waits for other ranks longer fails, so that a test ends.
   std::chrono::milliseconds deadline{60000};
   // The least time of a call on a communicator, so that two at once are seen.
@@ -174,7 +178,8 @@ enum class ViolationKind {
   kAfterEnd,         // A communicator is used after its abort or destruction,
                      // or a unique id for another communicator.
   kNotDeviceMemory,  // A pointer is not to memory of the communicator's device.
-  kMismatch,         // Ranks call different operations.
+  kMismatch,         // Ranks call different operations, or the buffers of one
+                     // are registered on some ranks alone.
   kWrongContext,  // Another context is current than that of the communicator.
   kRegistered,    // Memory is freed, or a communicator destroyed, before
                   // memory is deregistered.

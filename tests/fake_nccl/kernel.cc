@@ -32,9 +32,18 @@ Kernel::Kernel(std::shared_ptr<Comm> comm, uint64_t number,
 void Kernel::Add(const Work& work) {
   const int me = comm_->rank;
   const size_t bytes = work.bytes();
-  const Header header = {
-      work.is_collective() ? work.kind : WorkKind::kSend, work.type, work.op,
-      work.kind == WorkKind::kBroadcast ? work.peer : -1, work.count};
+  Header header = {};
+  header.kind = work.is_collective() ? work.kind : WorkKind::kSend;
+  header.type = work.type;
+  header.op = work.op;
+  header.root = work.kind == WorkKind::kBroadcast ? work.peer : -1;
+  header.count = work.count;
+  header.send_is_registered = work.send_is_registered;
+  header.recv_is_registered = work.recv_is_registered;
+  if (work.kind == WorkKind::kBroadcast) header.send_is_registered = false;
+  if (work.kind == WorkKind::kRecv) {
+    std::swap(header.send_is_registered, header.recv_is_registered);
+  }
   const auto send = [&](int to, size_t offset) {
     const auto made = std::make_shared<Sending>();
     made->header = header;
@@ -274,6 +283,8 @@ std::string Kernel::Describe(const Header& header) const {
   std::string text = std::string(work.symbol()) + " of " +
                      std::to_string(header.count) + " " + NameOf(header.type);
   if (header.root >= 0) text += " from rank " + std::to_string(header.root);
+  if (header.send_is_registered) text += ", what it reads is registered";
+  if (header.recv_is_registered) text += ", what it writes is registered";
   return text;
 }
 

@@ -41,6 +41,10 @@ class Kernel {
     RedOp op;
     int root;
     uint64_t count;
+    // Whether the memory is registered: of a send and its receive, that of
+    // either; of a broadcast, what is written.
+    bool send_is_registered;
+    bool recv_is_registered;
 
     bool operator==(const Header&) const = default;
   };

@@ -89,7 +89,9 @@ Result ncclMemAlloc(void** memory, size_t bytes) {
     return entry.Return(Result::kInvalidArgument);
   }
   cuda::CuPointer made = 0;
-  if (cuda::cuMemAlloc_v2(&made, bytes) != cuda::CuResult::kSuccess) {
+  const size_t piece = entry.options().memory_piece;
+  if (cuda::cuMemAlloc_v2(&made, (bytes + piece - 1) / piece * piece) !=
+      cuda::CuResult::kSuccess) {
     return entry.Fail(
         Result::kUnhandledCudaError,
         "Cuda failure in ncclMemAlloc of " + std::to_string(bytes) + " bytes");
@@ -129,13 +131,16 @@ Result ncclCommRegister(const Comm* comm, void* memory, size_t bytes,
   if (CheckMemory(&entry, memory, bytes) != Result::kSuccess) {
     return entry.result();
   }
-  *handle = const_cast<void*>(
-      Register(entry.state(), entry.comm().get(), memory, bytes));
+  *handle = entry.options().registers
+                ? const_cast<void*>(Register(entry.state(), entry.comm().get(),
+                                             memory, bytes))
+                : nullptr;
   return entry.Return(Result::kSuccess);
 }
 
 Result ncclCommDeregister(const Comm* comm, void* handle) {
   SHARD_FAKE_NCCL_ENTER_SINCE(ncclCommDeregister, 21900, comm);
+  if (handle == nullptr) return entry.Return(Result::kSuccess);
   return Deregister(&entry, handle);
 }
 

@@ -78,6 +78,60 @@ TEST_F(MemoryTest, RegistrationsEndBeforeTheirMemory) {
   });
 }
 
+// NCCL promises nothing for such calls.
+TEST_F(MemoryTest, BuffersAreRegisteredOnAllRanksOrOnNone) {
+  for (const bool everywhere : {true, false}) {
+    SCOPED_TRACE(everywhere);
+    Begin({});
+    Run(2, [&](Rank* rank) {
+      Comm* const comm = rank->Init(2, id_);
+      int* const x = rank->Put(std::vector<int>(2, rank->rank()));
+      void* handle = nullptr;
+      if (everywhere || rank->rank() == 1) {
+        EXPECT_NCCL(ncclCommRegister(comm, x, 2 * sizeof(int), &handle));
+      }
+      EXPECT_NCCL(ncclAllGather(x + rank->rank(), x, 1, DataType::kInt32, comm,
+                                rank->stream()));
+      if (everywhere) {
+        EXPECT_EQ(rank->Get(x, 2), (std::vector<int>{0, 1}));
+        EXPECT_NCCL(ncclCommDeregister(comm, handle));
+        Rank::Finish(comm);
+        return;
+      }
+      // A rank whose communicator is aborted sends no more.
+      ASSERT_TRUE(ComesTrue([] { return Violations().size() == 2; }));
+      EXPECT_NCCL(ncclCommAbort(comm));
+      EXPECT_TRUE(rank->Synchronize());
+    });
+    if (everywhere) continue;
+    ASSERT_EQ(Violations().size(), 2u);
+    ExpectViolations(ViolationKind::kMismatch,
+                     "ncclAllGather of 1 i32, what it reads is registered, "
+                     "what it writes is registered");
+  }
+}
+
+TEST_F(MemoryTest, NcclTakesWholePieces) {
+  Options options;
+  options.memory_piece = 1 << 16;
+  options.registers = false;
+  Begin(options);
+  Run(1, [&](Rank* rank) {
+    Comm* const comm = rank->Init(1, id_);
+    void* memory = nullptr;
+    void* handle = &memory;
+    EXPECT_NCCL(ncclMemAlloc(&memory, kBytes));
+    testing::fake_cuda::Memory found = {};
+    ASSERT_TRUE(testing::fake_cuda::FindMemory(memory, &found));
+    EXPECT_EQ(found.bytes, options.memory_piece);
+    EXPECT_NCCL(ncclCommRegister(comm, memory, kBytes, &handle));
+    EXPECT_EQ(handle, nullptr);
+    EXPECT_NCCL(ncclCommDeregister(comm, handle));
+    EXPECT_NCCL(ncclMemFree(memory));
+    Rank::Finish(comm);
+  });
+}
+
 TEST_F(MemoryTest, AllocationsFail) {
   Rank rank(0, 0);
   void* memory = nullptr;

@@ -31,6 +31,9 @@ struct Work {
   DataType type = DataType::kInt8;
   RedOp op = RedOp::kSum;
   int peer = -1;  // The root, or the other rank.
+  // Whether what it reads and writes is registered.
+  bool send_is_registered = false;
+  bool recv_is_registered = false;
 
   // Returns the bytes of `count` elements.
   size_t bytes() const { return count * SizeOf(type); }

@@ -59,6 +59,12 @@ StatusOr<NcclLibrary> Examine(cuda::Library library) {
   if (opened.api.Name == nullptr) return NotFound(name, " lacks ", #symbol);
   SHARD_NCCL(SHARD_NCCL_FIND)
 #undef SHARD_NCCL_FIND
+  if (opened.version >= kRegistersFrom) {
+#define SHARD_NCCL_FIND_LATER(Name, symbol, parameters) \
+  opened.api.Name = opened.library.Find<NcclResult parameters>(#symbol);
+    SHARD_NCCL_REGISTRATION(SHARD_NCCL_FIND_LATER)
+#undef SHARD_NCCL_FIND_LATER
+  }
   opened.api.GetErrorString =
       opened.library.Find<const char*(NcclResult)>("ncclGetErrorString");
   opened.api.GetLastError =

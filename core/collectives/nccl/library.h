@@ -21,6 +21,9 @@ namespace shard::nccl {
 // split, and never block.
 inline constexpr int kOldestVersion = 21800;
 
+// The first version that registers memory.
+inline constexpr int kRegistersFrom = 21900;
+
 // Returns "2.28.9".
 std::string VersionText(int version);
 

@@ -83,13 +83,30 @@ struct NcclConfig {
   X(GroupStart, ncclGroupStart, ())                                            \
   X(GroupEnd, ncclGroupEnd, ())
 
+// Functions of 2.19 and later. Memory of ncclMemAlloc is of the device whose
+// context is current, a whole number of pieces of the device's memory, and not
+// cleared. ncclCommRegister is local, and gives no handle where NCCL registers
+// nothing.
+#define SHARD_NCCL_REGISTRATION(X)                              \
+  X(MemAlloc, ncclMemAlloc, (void** memory, size_t bytes))      \
+  X(MemFree, ncclMemFree, (void* memory))                       \
+  X(CommRegister, ncclCommRegister,                             \
+    (NcclComm comm, void* memory, size_t bytes, void** handle)) \
+  X(CommDeregister, ncclCommDeregister, (NcclComm comm, void* handle))
+
 struct NcclApi {
 #define SHARD_NCCL_FUNCTION(name, symbol, parameters) \
   NcclResult(*name) parameters = nullptr;
   SHARD_NCCL(SHARD_NCCL_FUNCTION)
+  SHARD_NCCL_REGISTRATION(SHARD_NCCL_FUNCTION)  // Null: NCCL lacks it.
 #undef SHARD_NCCL_FUNCTION
   const char* (*GetErrorString)(NcclResult result) = nullptr;
   const char* (*GetLastError)(NcclComm comm) = nullptr;
+
+  bool HasRegistration() const {
+    return MemAlloc != nullptr && MemFree != nullptr &&
+           CommRegister != nullptr && CommDeregister != nullptr;
+  }
 };
 
 }  // namespace shard::nccl

@@ -91,6 +91,17 @@ std::string NcclCollectives::transport() const {
   return StrCat("nccl ", VersionText(parts_.comms->library().version));
 }
 
+StatusOr<DeviceMemory> NcclCollectives::Allocate(Device* device, size_t bytes,
+                                                 std::string_view what) {
+  return parts_.registration->Allocate(
+      device, bytes, what, deadline_.value_or(Deadline::After(parts_.timeout)));
+}
+
+std::optional<RegisteredMemory> NcclCollectives::registered() const {
+  return RegisteredMemory{parts_.comms->registered_bytes(),
+                          parts_.registration->why_not()};
+}
+
 bool NcclCollectives::IsOpened(std::string_view tag, const RankSet& set,
                                Stream* stream) const {
   const auto& sets = parts_.sets;

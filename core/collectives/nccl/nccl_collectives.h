@@ -29,6 +29,7 @@
 
 #include "core/collectives/collectives.h"
 #include "core/collectives/nccl/rank_comms.h"
+#include "core/collectives/nccl/registration.h"
 #include "core/collectives/nccl/watchdog.h"
 #include "core/device/device.h"
 #include "core/device/stream.h"
@@ -41,8 +42,9 @@ class NcclCollectives final : public Collectives {
   struct Parts {
     std::vector<RankSet> sets;
     std::shared_ptr<RankComms> comms;
+    std::optional<Registration> registration;
     std::unique_ptr<Watchdog> watchdog;
-    // Memory of Device::Allocate, as in ReduceMemory.
+    // Memory of the registration, as in ReduceMemory.
     DeviceMemory blocks;
     DeviceMemory zeros;
     Observer* observer;  // Outlives the collectives.
@@ -60,6 +62,9 @@ class NcclCollectives final : public Collectives {
   CollectivesMemory memory() const override {
     return {.device_bytes = parts_.blocks.size() + parts_.zeros.size()};
   }
+  StatusOr<DeviceMemory> Allocate(Device* device, size_t bytes,
+                                  std::string_view what) override;
+  std::optional<RegisteredMemory> registered() const override;
   void ReduceScatter(std::string_view tag, const RankSet& set,
                      const ReduceScatterArgs& args, Stream* stream) override;
   void AllGatherBlocks(std::string_view tag, const RankSet& set,

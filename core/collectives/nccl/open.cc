@@ -16,6 +16,7 @@
 #include "core/collectives/nccl/library.h"
 #include "core/collectives/nccl/nccl_collectives.h"
 #include "core/collectives/nccl/rank_comms.h"
+#include "core/collectives/nccl/registration.h"
 #include "core/collectives/nccl/watchdog.h"
 
 namespace shard::nccl {
@@ -133,13 +134,18 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
   parts.order = options.order;
   parts.timeout = options.timeout;
   parts.rank = control->rank();
+  SHARD_ASSIGN_OR_RETURN(parts.registration,
+                         Registration::Agree(control, parts.comms, deadline));
+  const Registration& registration = *parts.registration;
   const auto finish = [&]() -> Status {
     if (options.reduce.blocks > 0) {
-      SHARD_ASSIGN_OR_RETURN(parts.blocks,
-                             device->Allocate(options.reduce.blocks,
-                                              "gradients of the other ranks"));
+      SHARD_ASSIGN_OR_RETURN(
+          parts.blocks,
+          registration.Allocate(device, options.reduce.blocks,
+                                "gradients of the other ranks", deadline));
       SHARD_ASSIGN_OR_RETURN(parts.zeros,
-                             device->Allocate(options.reduce.zeros, "zeros"));
+                             registration.Allocate(device, options.reduce.zeros,
+                                                   "zeros", deadline));
     }
     SHARD_ASSIGN_OR_RETURN(
         parts.watchdog, Watchdog::Start(notices, parts.comms, options.timeout));
@@ -147,12 +153,16 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
   };
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(control, kOpen, finish(), deadline));
   if (control->rank() == 0) {
+    const std::string& why_not = registration.why_not();
     control->observer()->Log(
         EventId::kTransport, "tensors are moved by NCCL ", version,
         options.order == SumOrder::kLibrary
             ? ", f32 gradients are summed by NCCL in its own order, others in "
               "fp32 in the order of ranks"
-            : ", gradients are summed in the order of ranks");
+            : ", gradients are summed in the order of ranks",
+        why_not.empty() ? ", their memory is registered"
+                        : ", their memory is not registered: ",
+        why_not);
   }
   return std::shared_ptr<Collectives>(
       std::make_shared<NcclCollectives>(std::move(parts)));

@@ -197,9 +197,133 @@ Status RankComms::AsyncError() {
   return Status();
 }
 
+StatusOr<RankComms::Allocated> RankComms::Allocate(std::string_view what,
+                                                   size_t bytes,
+                                                   const Check& check) {
+  StatusOr<Allocated> made = Cancelled("not allocated");
+  SHARD_RETURN_IF_ERROR(state_->context->Run([&] {
+    made = AllocateHere(what, bytes, check);
+    return Status();
+  }));
+  return made;
+}
+
+StatusOr<RankComms::Allocated> RankComms::AllocateHere(std::string_view what,
+                                                       size_t bytes,
+                                                       const Check& check) {
+  const cuda::Context& context = *state_->context;
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  if (state_->ended) {
+    return Cancelled("NCCL's communicators were aborted before '", what, "'");
+  }
+  // Its place is there before the memory, which would be lost without one.
+  std::map<std::byte*, Registered> place;
+  place[nullptr] = {bytes, std::vector<void*>(state_->comms.size())};
+  void* memory = nullptr;
+  const NcclResult result = api_.MemAlloc(&memory, bytes);
+  if (result != NcclResult::kSuccess) {
+    const Status failed = library().ToStatus(result, "ncclMemAlloc", nullptr);
+    size_t free = 0;
+    size_t total = 0;
+    SHARD_CUDA_CALL(context.driver(), MemGetInfo, &free, &total);
+    if (free < bytes) return context.OutOfMemory(what, bytes);
+    return failed.WithContext(what);
+  }
+  Allocated made;
+  made.data = static_cast<std::byte*>(memory);
+  auto node = place.extract(place.begin());
+  node.key() = made.data;
+  state_->memory.insert(std::move(node));
+  state_->registered_bytes += bytes;
+  const auto finish = [&]() -> Status {
+    SHARD_RETURN_IF_ERROR(Register(made.data, check, &lock));
+    const std::vector<void*>& handles = state_->memory.at(made.data).handles;
+    made.is_registered =
+        std::find(handles.begin(), handles.end(), nullptr) == handles.end();
+    cuda::CuPointer begin = 0;
+    SHARD_CUDA_CALL(context.driver(), MemGetAddressRange, &begin,
+                    &made.taken_bytes,
+                    reinterpret_cast<cuda::CuPointer>(memory));
+    return Status();
+  };
+  const Status status = finish();
+  if (status.ok()) return made;
+  lock.unlock();
+  Free(made.data);
+  return status.WithContext(what);
+}
+
+Status RankComms::Register(std::byte* memory, const Check& check,
+                           std::unique_lock<std::mutex>* lock) {
+  // The number of communicators stays until they are aborted, and then Await
+  // returns an error.
+  for (size_t i = 0; i < state_->comms.size(); ++i) {
+    constexpr std::string_view kCall = "ncclCommRegister";
+    const NcclComm comm = state_->comms[i]->comm;
+    // A call of another thread may be in progress.
+    SHARD_RETURN_IF_ERROR(
+        Await(kCall, NcclResult::kInProgress, comm, check, lock));
+    Registered& registered = state_->memory.at(memory);
+    SHARD_RETURN_IF_ERROR(
+        library().ToStatus(api_.CommRegister(comm, memory, registered.bytes,
+                                             &registered.handles[i]),
+                           kCall, comm));
+  }
+  return Status();
+}
+
+void RankComms::Free(std::byte* memory) noexcept {
+  if (::getpid() != owner_ || state_->context->is_abandoned()) return;
+  try {
+    const cuda::Context::Current current(*state_->context);
+    std::unique_lock<std::mutex> lock(state_->mutex);
+    const auto check = [deadline = Deadline::After(kFinalizeSeconds)] {
+      return deadline.Expired() ? DeadlineExceeded("NCCL is at another call")
+                                : Status();
+    };
+    if (!Deregister(memory, check, &lock).ok()) return;
+    const auto found = state_->memory.find(memory);
+    state_->registered_bytes -= found->second.bytes;
+    state_->memory.erase(found);
+    // The driver may wait for other work on the device, which may be ended by
+    // an abort alone.
+    lock.unlock();
+    api_.MemFree(memory);
+  } catch (...) {  // NOLINT: out of memory
+  }
+}
+
+Status RankComms::Deregister(std::byte* memory, const Check& check,
+                             std::unique_lock<std::mutex>* lock) {
+  if (state_->ended) return Cancelled("NCCL's communicators were aborted");
+  for (size_t i = 0; i < state_->comms.size(); ++i) {
+    constexpr std::string_view kCall = "ncclCommDeregister";
+    const NcclComm comm = state_->comms[i]->comm;
+    SHARD_RETURN_IF_ERROR(
+        Await(kCall, NcclResult::kInProgress, comm, check, lock));
+    void*& handle = state_->memory.at(memory).handles[i];
+    if (handle == nullptr) continue;
+    SHARD_RETURN_IF_ERROR(
+        library().ToStatus(api_.CommDeregister(comm, handle), kCall, comm));
+    handle = nullptr;
+  }
+  return Status();
+}
+
 RankComms::~RankComms() {
   if (::getpid() != owner_) return;
   if (!Finalize()) Abort();
+  FreeRest();
+}
+
+void RankComms::FreeRest() noexcept {
+  if (state_->context->is_abandoned()) return;
+  const cuda::Context::Current current(*state_->context);
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  for (const auto& [memory, registered] : state_->memory) {
+    api_.MemFree(memory);
+  }
+  state_->memory.clear();
 }
 
 Status RankComms::State::AbortOne(const Opened& one) const {
@@ -278,7 +402,7 @@ bool RankComms::Finalize() noexcept {
   try {
     if (state_->ended) return true;
     const std::lock_guard<std::mutex> lock(state_->mutex);
-    if (!state_->opened) return false;
+    if (!state_->opened || !state_->memory.empty()) return false;
     Comms& comms = state_->comms;
     const cuda::Context::Current current(*state_->context);
     Deadline deadline = Deadline::After(kFinalizeSeconds);

@@ -9,6 +9,10 @@
 // between the polls of a wait. A call that blocks inside NCCL all the same
 // holds the lock, and cannot be ended.
 //
+// Memory is registered with them so that NCCL moves it without copies of its
+// own, and by NVLink's multicast. NCCL wants the buffers of a call to be
+// registered on all ranks or on none (registration.h).
+//
 // Thread-safe, but for the destructor. In a child of fork they may be
 // destroyed, and nothing else.
 
@@ -20,6 +24,7 @@
 #include <atomic>
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -73,6 +78,24 @@ class RankComms {
   // network. Does not wait for a call that another thread makes.
   Status AsyncError();
 
+  // Memory of ncclMemAlloc.
+  struct Allocated {
+    std::byte* data = nullptr;
+    size_t taken_bytes = 0;  // Of the device, as the driver counts them.
+    bool is_registered = false;
+  };
+  // Allocates memory, and registers it with all communicators. It is not
+  // cleared. Errors: NCCL's; kResourceExhausted, which names `what` the memory
+  // is for. REQUIRES: NcclApi::HasRegistration().
+  StatusOr<Allocated> Allocate(std::string_view what, size_t bytes,
+                               const Check& check);
+  // Deregisters memory that no work uses any more, and frees it. Where the
+  // communicators were aborted, or do not deregister it, it is freed with them.
+  // In a child of fork it does nothing.
+  void Free(std::byte* memory) noexcept;
+  // Returns the bytes of Allocate that are not freed yet.
+  size_t registered_bytes() const { return state_->registered_bytes; }
+
   // Ends all that the communicators do on the device, and the communicators.
   // Returns false where NCCL has an error, and, with the context abandoned,
   // where it has not done so within `seconds` or memory runs out. Any later
@@ -88,6 +111,10 @@ class RankComms {
   };
   // The first is that of all ranks. Their places stay.
   using Comms = std::vector<std::unique_ptr<Opened>>;
+  struct Registered {
+    size_t bytes = 0;
+    std::vector<void*> handles;  // By communicator; null: there is none.
+  };
   // Shared with an abort that does not end.
   struct State {
     State(std::shared_ptr<cuda::Context> of, NcclLibrary nccl)
@@ -101,6 +128,9 @@ class RankComms {
     std::mutex mutex;     // Held during each call of NCCL.
     Comms comms;          // GUARDED_BY(mutex)
     bool opened = false;  // GUARDED_BY(mutex); all of them.
+    // What Allocate gave, by its address. GUARDED_BY(mutex)
+    std::map<std::byte*, Registered> memory;
+    std::atomic<size_t> registered_bytes = 0;  // Of `memory`.
     // Only what ends communicators is called from here on.
     std::atomic<bool> ended = false;
   };
@@ -113,6 +143,15 @@ class RankComms {
   Status Init(const NcclId& id, const RankSet& all, int rank,
               const Check& check);
   Status Split(const RankSet& set, int rank, const Check& check);
+  // Allocate and Free. REQUIRES: the context is current.
+  StatusOr<Allocated> AllocateHere(std::string_view what, size_t bytes,
+                                   const Check& check);
+  Status Register(std::byte* memory, const Check& check,
+                  std::unique_lock<std::mutex>* lock);
+  Status Deregister(std::byte* memory, const Check& check,
+                    std::unique_lock<std::mutex>* lock);
+  // Frees what was not deregistered. REQUIRES: the communicators have ended.
+  void FreeRest() noexcept;
   // Waits until a call that gave `result` is no longer in progress.
   Status Await(std::string_view call, NcclResult result, NcclComm comm,
                const Check& check, std::unique_lock<std::mutex>* lock);

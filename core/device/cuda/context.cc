@@ -134,6 +134,17 @@ void Context::ReturnEvent(CuEvent event) noexcept {
   events_.push_back(event);
 }
 
+Status Context::OutOfMemory(std::string_view what, size_t bytes) const {
+  size_t free = 0;
+  size_t total = 0;
+  SHARD_CUDA_CALL(driver_, MemGetInfo, &free, &total);
+  return ResourceExhausted(
+      what, ": ", FormatBytes(bytes), " (", bytes, " bytes) of memory of ",
+      name_, ", which has ", FormatBytes(free), " free of ", FormatBytes(total),
+      "; see what a plan needs before (shardctl plan), shard it over more "
+      "ranks, or use a higher stage");
+}
+
 bool Context::IsLost() const {
   size_t free = 0;
   size_t total = 0;

@@ -11,10 +11,12 @@
 #define SHARD_CORE_DEVICE_CUDA_CONTEXT_H_
 
 #include <atomic>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -89,6 +91,10 @@ class Context {
   // cases. An error is the device's.
   StatusOr<bool> Await(CuEvent event, const Deadline& deadline,
                        const std::function<bool()>& stop) const;
+
+  // Returns kResourceExhausted for `bytes` bytes that the device has no room
+  // for. `what`: the purpose of the memory. REQUIRES: the context is current.
+  Status OutOfMemory(std::string_view what, size_t bytes) const;
 
   // Returns whether no call works any more: then nothing runs on the device.
   // False where the context is not current.

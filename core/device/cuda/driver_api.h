@@ -159,6 +159,8 @@ struct CuMemoryPoolProps {
   X(EventQuery, cuEventQuery, (CuEvent event))                                \
   X(MemAlloc, cuMemAlloc_v2, (CuPointer * memory, size_t bytes))              \
   X(MemFree, cuMemFree_v2, (CuPointer memory))                                \
+  X(MemGetAddressRange, cuMemGetAddressRange_v2,                              \
+    (CuPointer * begin, size_t * bytes, CuPointer memory))                    \
   X(MemPoolCreate, cuMemPoolCreate,                                           \
     (CuMemoryPool * pool, const CuMemoryPoolProps* props))                    \
   X(MemPoolDestroy, cuMemPoolDestroy, (CuMemoryPool pool))                    \

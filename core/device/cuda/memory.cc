@@ -212,15 +212,7 @@ StatusOr<DeviceMemory> Memory::AllocateFilled(size_t bytes, const void* from,
   SHARD_RETURN_IF_ERROR(context.Run([&] {
     const Status allocated = pool_->Allocate(bytes, &piece->memory);
     if (allocated.code() == StatusCode::kResourceExhausted) {
-      size_t free = 0;
-      size_t total = 0;
-      SHARD_CUDA_CALL(context.driver(), MemGetInfo, &free, &total);
-      return ResourceExhausted(
-          what, ": ", FormatBytes(bytes), " (", bytes, " bytes) of memory of ",
-          context.name(), ", which has ", FormatBytes(free), " free of ",
-          FormatBytes(total),
-          "; see what a plan needs before (shardctl plan), shard it over more "
-          "ranks, or use a higher stage");
+      return context.OutOfMemory(what, bytes);
     }
     SHARD_RETURN_IF_ERROR(allocated.WithContext(what));
     return pool_->Fill(piece->memory, from, bytes).WithContext(what);

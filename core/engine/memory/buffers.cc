@@ -17,12 +17,6 @@ unsigned char* BytesOf(const DeviceMemory& memory) {
   return reinterpret_cast<unsigned char*>(memory.data());
 }
 
-StatusOr<DeviceMemory> AllocateSome(Device* device, std::string_view what,
-                                    uint64_t bytes) {
-  if (bytes == 0) return DeviceMemory();
-  return device->Allocate(bytes, what);
-}
-
 }  // namespace
 
 Status WithNeededMemory(const Status& status, const Plan& plan,
@@ -63,6 +57,7 @@ StatusOr<EngineMemory::Arena> EngineMemory::AllocateVisible(
 StatusOr<EngineMemory> EngineMemory::Allocate(const Plan& plan,
                                               Communicator* comm,
                                               Device* device,
+                                              Collectives* collectives,
                                               const EngineMemory* before,
                                               const Deadline& deadline) {
   EngineMemory memory;
@@ -90,15 +85,18 @@ StatusOr<EngineMemory> EngineMemory::Allocate(const Plan& plan,
   }
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(
       comm, "allocate private memory",
-      memory.AllocatePrivate(sizes, !is_visible, comm, device), deadline));
+      memory.AllocatePrivate(sizes, !is_visible, comm, device, collectives),
+      deadline));
   memory.PlaceBuffers(plan);
   return memory;
 }
 
 Status EngineMemory::AllocatePrivate(const MemorySizes& sizes, bool with_arenas,
-                                     Communicator* comm, Device* device) {
-  SHARD_RETURN_IF_ERROR(WithNeededMemory(
-      AllocateTensors(sizes, with_arenas, device), *plan_, *comm, *device));
+                                     Communicator* comm, Device* device,
+                                     Collectives* collectives) {
+  SHARD_RETURN_IF_ERROR(
+      WithNeededMemory(AllocateTensors(sizes, with_arenas, device, collectives),
+                       *plan_, *comm, *device));
   if (host_tensors_ != nullptr) return Status();
   DeviceMemory host_tensors;
   if (sizes.host_tensors > 0) {
@@ -111,20 +109,20 @@ Status EngineMemory::AllocatePrivate(const MemorySizes& sizes, bool with_arenas,
 }
 
 Status EngineMemory::AllocateTensors(const MemorySizes& sizes, bool with_arenas,
-                                     Device* device) {
+                                     Device* device, Collectives* collectives) {
+  const auto allocate = [&](std::string_view what, uint64_t bytes) {
+    return bytes == 0 ? StatusOr<DeviceMemory>(DeviceMemory())
+                      : collectives->Allocate(device, bytes, what);
+  };
   if (with_arenas) {
-    SHARD_ASSIGN_OR_RETURN(params_.pages,
-                           AllocateSome(device, "parameters", sizes.params));
-    SHARD_ASSIGN_OR_RETURN(grads_.pages,
-                           AllocateSome(device, "gradients", sizes.grads));
-    SHARD_ASSIGN_OR_RETURN(
-        grad_slots_.pages,
-        AllocateSome(device, "gradient slots", sizes.grad_slots));
-    SHARD_ASSIGN_OR_RETURN(param_slots_, AllocateSome(device, "parameter slots",
-                                                      sizes.param_slots));
+    SHARD_ASSIGN_OR_RETURN(params_.pages, allocate("parameters", sizes.params));
+    SHARD_ASSIGN_OR_RETURN(grads_.pages, allocate("gradients", sizes.grads));
+    SHARD_ASSIGN_OR_RETURN(grad_slots_.pages,
+                           allocate("gradient slots", sizes.grad_slots));
+    SHARD_ASSIGN_OR_RETURN(param_slots_,
+                           allocate("parameter slots", sizes.param_slots));
   }
-  SHARD_ASSIGN_OR_RETURN(sums_,
-                         AllocateSome(device, "gradient sums", sizes.sums));
+  SHARD_ASSIGN_OR_RETURN(sums_, allocate("gradient sums", sizes.sums));
   const auto allocate_states = [&](std::string_view what, uint64_t bytes) {
     return bytes == 0 ? StatusOr<DeviceMemory>(DeviceMemory())
                       : device->AllocateStates(bytes, what);

@@ -26,6 +26,7 @@
 #include "core/base/dtype.h"
 #include "core/base/offload.h"
 #include "core/base/status.h"
+#include "core/collectives/collectives.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/flat/memory_layout.h"
@@ -76,11 +77,13 @@ Status WithNeededMemory(const Status& status, const Plan& plan,
 
 class EngineMemory {
  public:
-  // Allocates the memory of `plan`. COLLECTIVE. `plan` and `device` must
-  // outlive the result. `before` is null, or the memory that this one replaces,
-  // for a plan with the same host tensors: both have one copy of these.
+  // Allocates the memory of `plan`, what collectives move by `collectives`.
+  // COLLECTIVE. `plan` and `device` must outlive the result. `before` is null,
+  // or the memory that this one replaces, for a plan with the same host
+  // tensors: both have one copy of these.
   static StatusOr<EngineMemory> Allocate(const Plan& plan, Communicator* comm,
                                          Device* device,
+                                         Collectives* collectives,
                                          const EngineMemory* before,
                                          const Deadline& deadline);
 
@@ -132,9 +135,10 @@ class EngineMemory {
                                          const Deadline& deadline);
   // `with_arenas`: the memory that others see elsewhere is private, too.
   Status AllocatePrivate(const MemorySizes& sizes, bool with_arenas,
-                         Communicator* comm, Device* device);
+                         Communicator* comm, Device* device,
+                         Collectives* collectives);
   Status AllocateTensors(const MemorySizes& sizes, bool with_arenas,
-                         Device* device);
+                         Device* device, Collectives* collectives);
   void PlaceBuffers(const Plan& plan);
 
   const Plan* plan_ = nullptr;

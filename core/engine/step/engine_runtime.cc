@@ -37,9 +37,9 @@ StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
   }
   SHARD_ASSIGN_OR_RETURN(
       EngineMemory memory,
-      EngineMemory::Allocate(*runtime->plan_, comm, device,
-                             before == nullptr ? nullptr : &before->memory(),
-                             deadline));
+      EngineMemory::Allocate(
+          *runtime->plan_, comm, device, runtime->collectives_.get(),
+          before == nullptr ? nullptr : &before->memory(), deadline));
   runtime->memory_.emplace(std::move(memory));
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, "start streams",
                                       runtime->Connect(comm, device, options),

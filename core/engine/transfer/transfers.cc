@@ -17,7 +17,8 @@ StatusOr<std::unique_ptr<Transfers>> MakeTransfers(
     DeviceMemory group_sums;
     if (bytes > 0) {
       SHARD_ASSIGN_OR_RETURN(
-          group_sums, deps.device->Allocate(bytes, "sums of shard groups"));
+          group_sums, deps.collectives->Allocate(deps.device, bytes,
+                                                 "sums of shard groups"));
     }
     return std::unique_ptr<Transfers>(
         std::make_unique<CollectiveTransfers>(deps, std::move(group_sums)));

@@ -151,8 +151,9 @@ StatusOr<Result> ReadParams(Engine* engine) {
 }
 
 // Trains two steps. `counts` receives what NCCL did in the second on rank 0.
-Result Train(const std::string& device, const Sums& sums, Counts* counts) {
-  const FakeNccl fake(Gpus(kRanks));
+Result Train(const std::string& device, const Sums& sums, Counts* counts,
+             const testing::fake_nccl::Options& options = {}) {
+  const FakeNccl fake(Gpus(kRanks), options);
   const auto plan = PlanOf(sums);
   Result result;
   RunThreadRanks(
@@ -247,6 +248,21 @@ INSTANTIATE_TEST_SUITE_P(
                     sums.deterministic ? "_deterministic" : "");
     });
 
+// What an NCCL that registers nothing moves and adds is the same.
+TEST(NcclEngineTest, RegisteredMemoryHasTheSameBits) {
+  for (const Sums& sums : {Sums{1}, Sums{3, 2}}) {
+    SCOPED_TRACE(StrCat("stage ", sums.stage));
+    Counts counts;
+    const Result registered = Train("cuda", sums, &counts);
+    EXPECT_GT(testing::fake_nccl::Count().Calls("ncclCommRegister"), 0u);
+    const Result plain = Train("cuda", sums, &counts, {.version = 21805});
+    EXPECT_EQ(testing::fake_nccl::Count().Calls("ncclMemAlloc"), 0u);
+    ASSERT_EQ(registered.f32.size(), 3000u * kUnits);
+    EXPECT_TRUE(registered.f32 == plain.f32);
+    EXPECT_TRUE(registered.bf16 == plain.bf16);
+  }
+}
+
 // A plan of one unit with a buffer, or several, of f32 gradients.
 std::shared_ptr<const Plan> PlanWith(int64_t numel, bool deterministic,
                                      DType dtype = DType::kF32) {
@@ -310,13 +326,19 @@ TEST(NcclEngineTest, AnEngineSaysHowTensorsMove) {
           options.transport = Transport::kAuto;
           const auto engine = Engine::Create(plan, comm, options);
           ASSERT_OK(engine);
-          EXPECT_EQ((*engine)->ToJson(),
-                    have_gpus_of_their_own
-                        ? StrCat(R"({"device":"cuda:)", comm->rank(),
-                                 R"(","transport":"nccl 2.28.9",)"
-                                 R"("sum_order":"library"})")
-                        : R"({"device":"cuda:1","transport":"staged",)"
-                          R"("sum_order":"ranks"})");
+          const MemoryReport memory = (*engine)->Memory();
+          EXPECT_EQ(
+              (*engine)->ToJson(),
+              have_gpus_of_their_own
+                  ? StrCat(R"({"device":"cuda:)", comm->rank(),
+                           R"(","transport":"nccl 2.28.9",)"
+                           R"("sum_order":"library","registered_bytes":)",
+                           memory.param_bytes + memory.grad_bytes +
+                               memory.transient_bytes +
+                               (*engine)->collectives_memory().device_bytes,
+                           "}")
+                  : R"({"device":"cuda:1","transport":"staged",)"
+                    R"("sum_order":"ranks"})");
         },
         30, "direct=0");
   }
@@ -344,6 +366,24 @@ TEST(NcclEngineTest, AWaitThatIsTooShortNamesTheRanksThatAreLate) {
           late.set_value();
         }
         EXPECT_OK((*engine)->Synchronize(0));
+      },
+      30, "direct=0");
+}
+
+TEST(NcclEngineTest, AnEngineSaysWhyNoMemoryIsRegistered) {
+  const FakeNccl fake(Gpus(2), {.registers = false});
+  const auto plan = MakePlan(FormOf(3));
+  RunThreadRanks(
+      2,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        const auto engine = MakeEngineOn("cuda", plan, comm);
+        ASSERT_OK(engine);
+        const std::string json = (*engine)->ToJson();
+        EXPECT_NE(
+            json.find(R"("registered_bytes":0,)"
+                      R"("not_registered":"rank 0: NCCL 2.28.9 registers)"),
+            std::string::npos)
+            << json;
       },
       30, "direct=0");
 }

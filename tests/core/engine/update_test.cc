@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "core/collectives/collectives.h"
 #include "core/device/device.h"
 #include "core/engine/step/make_update_list.h"
 #include "core/engine/step/step_latch.h"
@@ -95,8 +96,12 @@ void ExpectFits(const std::string& optimizer, const Shapes& shapes, DType dtype,
     }
     const auto stream = (*device)->CreateStream(StreamKind::kCompute);
     ASSERT_OK(stream);
+    const auto collectives =
+        OpenCollectives(comm.get(), device->get(), {}, {}, Deadline::After(30));
+    ASSERT_OK(collectives);
     const auto memory = EngineMemory::Allocate(plan, comm.get(), device->get(),
-                                               nullptr, Deadline::After(30));
+                                               collectives->get(), nullptr,
+                                               Deadline::After(30));
     ASSERT_OK(memory);
     const EngineBuffer& buffer = memory->buffers()[0];
     const auto numel = static_cast<size_t>(buffer.plan->layout.padded_numel());

@@ -160,10 +160,8 @@ TEST(NcclAbortsTest, CommunicatorsThatAreStuckTogetherEnd) {
         const auto other = *rank.device->CreateStream(StreamKind::kCompute);
         const auto failing = rank.collectives->OnFailure(
             [&](const Status& error) { other->Fail(error); });
-        const DeviceTensor all(rank.device.get(),
-                               std::vector<unsigned char>(4));
-        const DeviceTensor two(rank.device.get(),
-                               std::vector<unsigned char>(2));
+        const DeviceTensor all(&rank, std::vector<unsigned char>(4));
+        const DeviceTensor two(&rank, std::vector<unsigned char>(2));
         if (comm->rank() == 0) {
           fake_nccl::StickAt(1, {.rank = 1, .size = 4});
           fake_nccl::StickAt(1, {.rank = 1, .size = 2});
@@ -206,8 +204,7 @@ TEST(NcclAbortsTest, AHostOutlivesAnAbortThatHangs) {
             fake_nccl::HangCalls("ncclCommAbort");
           }
           ASSERT_OK(comm->Barrier("stuck", Soon()));
-          const DeviceTensor two(rank.device.get(),
-                                 std::vector<unsigned char>(2));
+          const DeviceTensor two(&rank, std::vector<unsigned char>(2));
           auto* const to = static_cast<unsigned char*>(two.data());
           rank.collectives->AllGatherBlocks(
               "gather", rank.all, to + comm->rank(), 1, to, rank.stream.get());
@@ -219,6 +216,7 @@ TEST(NcclAbortsTest, AHostOutlivesAnAbortThatHangs) {
       /*shutdown=*/false);
   fake_nccl::ReleaseCalls();
   EXPECT_TRUE(ComesTrue([] { return fake_nccl::AliveText().empty(); }));
+  EXPECT_EQ(fake_nccl::CountAlive().registrations, 0u);
   EXPECT_EQ(fake_nccl::ViolationText(), "");
 }
 

@@ -24,6 +24,7 @@ using testing::CalledAlike;
       CalledAlike<decltype(NcclApi::name), decltype(&::symbol)>::value, \
       #symbol);
 SHARD_NCCL(SHARD_CHECK)
+SHARD_NCCL_REGISTRATION(SHARD_CHECK)
 #undef SHARD_CHECK
 
 TEST(NcclApiTest, HasTheValuesOfTheHeader) {

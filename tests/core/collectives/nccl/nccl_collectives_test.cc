@@ -75,8 +75,8 @@ void CheckReduceScatter(BlockingCollectives* cpu, NcclRank* rank,
   const auto ranks = static_cast<size_t>(set.count);
   Bytes send = Values(form.dtype, ranks * form.count, seed);
   Bytes recv = Values(form.recv_dtype, form.count, seed + 100);
-  const DeviceTensor gpu_send(rank->device.get(), send);
-  const DeviceTensor gpu_recv(rank->device.get(), recv);
+  const DeviceTensor gpu_send(rank, send);
+  const DeviceTensor gpu_recv(rank, recv);
   ReduceScatterArgs args;
   args.dtype = form.dtype;
   args.recv_dtype = form.recv_dtype;
@@ -179,8 +179,8 @@ TEST_P(NcclCollectivesTest, SumsOfNcclHaveAnOrderOfTheirOwn) {
     std::vector<Bytes> sums;
     for (const SumOrder order : {SumOrder::kRankOrder, SumOrder::kLibrary}) {
       NcclRank rank(comm, {RankSet::All(comm->world_size())}, {.order = order});
-      const DeviceTensor send(rank.device.get(), values);
-      const DeviceTensor recv(rank.device.get(), Bytes(kCount * sizeof(float)));
+      const DeviceTensor send(&rank, values);
+      const DeviceTensor recv(&rank, Bytes(kCount * sizeof(float)));
       rank.collectives->ReduceScatter("sum", rank.all,
                                       {.send = send.data(),
                                        .all_send = true,
@@ -238,8 +238,7 @@ TEST_P(NcclCollectivesTest, AGroupIsOneLaunch) {
         sent.push_back(Values(dtype, ranks * kCount,
                               static_cast<uint32_t>(i * 10 + ranks) +
                                   static_cast<uint32_t>(comm->rank())));
-        tensors.push_back(
-            std::make_unique<DeviceTensor>(rank.device.get(), sent.back()));
+        tensors.push_back(std::make_unique<DeviceTensor>(&rank, sent.back()));
       }
       for (const auto& tensor : tensors) {
         rank.collectives->ReduceScatter("sum", rank.all, sum_of(tensor->data()),
@@ -265,7 +264,7 @@ TEST_P(NcclCollectivesTest, AGroupIsOneLaunch) {
 TEST_P(NcclCollectivesTest, AGroupThatIsNotEndedEnqueuesNothing) {
   Run([](Communicator* comm) {
     NcclRank rank(comm, {RankSet::All(comm->world_size())});
-    const DeviceTensor data(rank.device.get(), Bytes(4, 1));
+    const DeviceTensor data(&rank, Bytes(4, 1));
     const fake_nccl::Counts before = fake_nccl::Count({.rank = comm->rank()});
     {
       const CollectiveGroup group(rank.collectives.get(), rank.stream.get());
@@ -349,8 +348,8 @@ TEST_P(NcclCollectivesTest, GathersAndBroadcastsMoveBytes) {
               static_cast<size_t>(set.IndexOf(comm->rank())) * bytes;
           std::copy(own.begin(), own.end(),
                     all.begin() + static_cast<ptrdiff_t>(at));
-          const DeviceTensor gpu_own(rank.device.get(), own);
-          const DeviceTensor gpu_all(rank.device.get(), all);
+          const DeviceTensor gpu_own(&rank, own);
+          const DeviceTensor gpu_all(&rank, all);
           auto* const gathered = static_cast<unsigned char*>(gpu_all.data());
           ASSERT_OK(cpu.AllGatherBlocks("gather", set, own.data(), bytes,
                                         all.data()));
@@ -363,8 +362,7 @@ TEST_P(NcclCollectivesTest, GathersAndBroadcastsMoveBytes) {
       }
       for (int root = 0; root < comm->world_size(); ++root) {
         const DeviceTensor data(
-            rank.device.get(),
-            Bytes(bytes, static_cast<unsigned char>(comm->rank() + 1)));
+            &rank, Bytes(bytes, static_cast<unsigned char>(comm->rank() + 1)));
         rank.collectives->Broadcast("word", root, data.data(), bytes,
                                     rank.stream.get());
         ASSERT_OK(rank.Synchronize());
@@ -384,7 +382,7 @@ TEST_P(NcclCollectivesTest, MakesOneCallForEach) {
     constexpr size_t kCount = 100;
     Bytes expected = Values(DType::kF32, ranks * kCount,
                             static_cast<uint32_t>(comm->rank()));
-    const DeviceTensor send(rank.device.get(), expected);
+    const DeviceTensor send(&rank, expected);
     const fake_nccl::Target me = {.rank = comm->rank()};
     const fake_nccl::Counts before = fake_nccl::Count(me);
     ASSERT_OK(comm->Barrier("counted", Soon()));

@@ -35,8 +35,7 @@ using Clock = std::chrono::steady_clock;
 // Gathers `bytes` bytes of each rank, and returns the stream's status.
 Status Gather(NcclRank* rank, size_t bytes = kBytes) {
   const auto ranks = static_cast<size_t>(rank->comm->world_size());
-  const DeviceTensor all(rank->device.get(),
-                         std::vector<unsigned char>(ranks * bytes));
+  const DeviceTensor all(rank, std::vector<unsigned char>(ranks * bytes));
   auto* const own = static_cast<unsigned char*>(all.data()) +
                     static_cast<size_t>(rank->comm->rank()) * bytes;
   rank->collectives->AllGatherBlocks("gather", rank->all, own, bytes,
@@ -112,7 +111,7 @@ TEST(NcclFaultsTest, RanksThatCallInAnotherOrderAreNamed) {
       EXPECT_TRUE(Contains(status.message(), "a broadcast 'word'"));
       return;
     }
-    const DeviceTensor word(rank->device.get(), std::vector<unsigned char>(8));
+    const DeviceTensor word(rank, std::vector<unsigned char>(8));
     rank->collectives->Broadcast("word", 0, word.data(), 8, rank->stream.get());
     rank->collectives->AllGatherBlocks("gather", rank->all, word.data(), 1,
                                        word.data(), rank->stream.get());
@@ -130,8 +129,7 @@ TEST(NcclFaultsTest, KernelsInAnotherOrderEndAtTheDeadline) {
         NcclRank rank(comm, {RankSet::All(2)}, {.timeout = kTimeout});
         if (comm->rank() == 0) fake_nccl::SwapAt(1, {.rank = 1});
         ASSERT_OK(comm->Barrier("set", Soon()));
-        const DeviceTensor all(rank.device.get(),
-                               std::vector<unsigned char>(2 * kBytes));
+        const DeviceTensor all(&rank, std::vector<unsigned char>(2 * kBytes));
         auto* const data = static_cast<unsigned char*>(all.data());
         const auto me = static_cast<size_t>(comm->rank());
         for (const size_t bytes : {kBytes, kBytes / 2}) {
@@ -168,8 +166,7 @@ TEST(NcclFaultsTest, AChildOfForkLeavesNcclAlone) {
 // One rank takes the sums of NCCL, and the others an all-to-all.
 TEST(NcclFaultsTest, RanksThatSumInDifferentOrdersAreNamed) {
   RunNcclRanks([](NcclRank* rank) {
-    const DeviceTensor sums(rank->device.get(),
-                            std::vector<unsigned char>(3 * kBytes));
+    const DeviceTensor sums(rank, std::vector<unsigned char>(3 * kBytes));
     ReduceScatterArgs args;
     args.send = sums.data();
     args.all_send = rank->comm->rank() == 2;
@@ -194,8 +191,7 @@ TEST(NcclFaultsTest, ACollectiveOfAGroupThatIsStuckEnds) {
     RunNcclRanks([&](NcclRank* rank) {
       if (rank->comm->rank() == 0) fake_nccl::StickAt(stuck, {.rank = 1});
       ASSERT_OK(rank->comm->Barrier("stuck", Soon()));
-      const DeviceTensor all(rank->device.get(),
-                             std::vector<unsigned char>(6 * kBytes));
+      const DeviceTensor all(rank, std::vector<unsigned char>(6 * kBytes));
       CollectiveGroup group(rank->collectives.get(), rank->stream.get());
       for (size_t i = 0; i < 2; ++i) {
         auto* const to =

@@ -26,8 +26,7 @@ constexpr double kTimeout = 20;
 // Gathers a byte of each rank, its number.
 Status Gather(NcclRank* rank, std::vector<unsigned char>* gathered) {
   const auto me = static_cast<unsigned char>(rank->comm->rank());
-  const DeviceTensor all(rank->device.get(),
-                         std::vector<unsigned char>(kRanks, me));
+  const DeviceTensor all(rank, std::vector<unsigned char>(kRanks, me));
   auto* const data = static_cast<unsigned char*>(all.data());
   rank->collectives->AllGatherBlocks("gather", rank->all, data + me, 1, data,
                                      rank->stream.get());

@@ -29,35 +29,6 @@ inline fake_cuda::Options OneGpuEach(int world_size) {
   return options;
 }
 
-// A tensor of a device, which a test fills and reads.
-class DeviceTensor {
- public:
-  DeviceTensor(Device* device, const void* from, size_t bytes)
-      : device_(device), memory_(*device->Allocate(bytes, "a test")) {
-    EXPECT_OK(Move(device_, memory_.data(), from, bytes));
-  }
-  DeviceTensor(Device* device, const std::vector<unsigned char>& from)
-      : DeviceTensor(device, from.data(), from.size()) {}
-
-  void* data() const { return memory_.data(); }
-  std::vector<unsigned char> Read() const {
-    std::vector<unsigned char> bytes(memory_.size());
-    EXPECT_OK(Move(device_, bytes.data(), memory_.data(), bytes.size()));
-    return bytes;
-  }
-
- private:
-  static Status Move(Device* device, void* to, const void* from, size_t bytes) {
-    SHARD_ASSIGN_OR_RETURN(auto stream,
-                           device->CreateStream(StreamKind::kCompute));
-    stream->Copy(to, from, bytes);
-    return stream->Synchronize(Soon());
-  }
-
-  Device* const device_;
-  const DeviceMemory memory_;
-};
-
 struct NcclRank {
   explicit NcclRank(Communicator* communicator, std::vector<RankSet> sets,
                     CollectivesOptions options = {})
@@ -87,6 +58,36 @@ struct NcclRank {
   // Destroyed first: its work uses the collectives.
   std::unique_ptr<Stream> stream;
   std::shared_ptr<void> failing;
+};
+
+// A tensor of a rank, which a test fills and reads.
+class DeviceTensor {
+ public:
+  DeviceTensor(const NcclRank* rank, const void* from, size_t bytes)
+      : device_(rank->device.get()),
+        memory_(*rank->collectives->Allocate(device_, bytes, "a test")) {
+    EXPECT_OK(Move(device_, memory_.data(), from, bytes));
+  }
+  DeviceTensor(const NcclRank* rank, const std::vector<unsigned char>& from)
+      : DeviceTensor(rank, from.data(), from.size()) {}
+
+  void* data() const { return memory_.data(); }
+  std::vector<unsigned char> Read() const {
+    std::vector<unsigned char> bytes(memory_.size());
+    EXPECT_OK(Move(device_, bytes.data(), memory_.data(), bytes.size()));
+    return bytes;
+  }
+
+ private:
+  static Status Move(Device* device, void* to, const void* from, size_t bytes) {
+    SHARD_ASSIGN_OR_RETURN(auto stream,
+                           device->CreateStream(StreamKind::kCompute));
+    stream->Copy(to, from, bytes);
+    return stream->Synchronize(Soon());
+  }
+
+  Device* const device_;
+  const DeviceMemory memory_;
 };
 
 }  // namespace shard::testing
