@@ -27,6 +27,7 @@
 #include "core/base/strings.h"
 #include "core/collectives/nccl/library.h"
 #include "core/collectives/nccl/rank_comms.h"
+#include "core/collectives/nccl/registration.h"
 #include "core/comm/communicator.h"
 #include "core/device/cuda/context.h"
 #include "core/device/cuda/device_name.h"
@@ -65,18 +66,28 @@ class OneRank {
   static Deadline Soon() { return Deadline::After(kSeconds); }
 
   Status Enqueue(const char* name, const RankComms::Calls& calls) {
-    return comms_->Enqueue(name, RankSet::All(1), calls,
-                           [deadline = Soon()]() -> Status {
-                             if (!deadline.Expired()) return Status();
-                             return DeadlineExceeded("not enqueued in time");
-                           });
+    return comms_->Enqueue(name, RankSet::All(1), calls, InTime());
+  }
+  StatusOr<RankComms::Allocated> Allocate(size_t bytes) {
+    return comms_->Allocate("registered memory", bytes, InTime());
+  }
+  std::string WhyNotRegistered() {
+    return Take(nccl::Registration::Agree(control_.get(), comms_, Soon()))
+        .why_not();
   }
   RankComms& comms() { return *comms_; }
 
  private:
+  static RankComms::Check InTime() {
+    return [deadline = Soon()]() -> Status {
+      if (!deadline.Expired()) return Status();
+      return DeadlineExceeded("not done in time");
+    };
+  }
+
   const std::shared_ptr<Communicator> control_;
   const std::shared_ptr<Notices> notices_;
-  std::unique_ptr<RankComms> comms_;
+  std::shared_ptr<RankComms> comms_;
 };
 
 // Memory that is sent and memory that receives it.
@@ -203,93 +214,41 @@ void CheckReplays(Gpu* gpu, Buffers* buffers, OneRank* rank, Report* report) {
   }
 }
 
-// Functions of 2.19 and 2.27, which libshard does not call yet.
-struct Registration {
-  explicit Registration(const NcclLibrary& library) {
-    const cuda::Library& it = library.library;
-    alloc = it.Find<NcclResult(void**, size_t)>("ncclMemAlloc");
-    free = it.Find<NcclResult(void*)>("ncclMemFree");
-    add = it.Find<NcclResult(NcclComm, void*, size_t, void**)>(
-        "ncclCommRegister");
-    remove = it.Find<NcclResult(NcclComm, void*)>("ncclCommDeregister");
-    add_window = it.Find<NcclResult(NcclComm, void*, size_t, void**, int)>(
-        "ncclCommWindowRegister");
-    remove_window =
-        it.Find<NcclResult(NcclComm, void*)>("ncclCommWindowDeregister");
+// Memory is registered as that of engines, and NCCL moves it.
+void CheckRegistration(int ordinal, Gpu* gpu, size_t bytes, Report* report) {
+  OneRank rank(ordinal);
+  if (!rank.comms().library().api.HasRegistration()) {
+    report->Text("registration", "not run: this NCCL has none");
+    return;
   }
-
-  bool IsThere() const {
-    return alloc != nullptr && free != nullptr && add != nullptr &&
-           remove != nullptr;
-  }
-
-  NcclResult (*alloc)(void** memory, size_t bytes);
-  NcclResult (*free)(void* memory);
-  NcclResult (*add)(NcclComm comm, void* memory, size_t bytes, void** handle);
-  NcclResult (*remove)(NcclComm comm, void* handle);
-  NcclResult (*add_window)(NcclComm comm, void* memory, size_t bytes,
-                           void** window, int flags);
-  NcclResult (*remove_window)(NcclComm comm, void* window);
-};
-
-void CheckRegistration(const NcclLibrary& library, const Registration& calls,
-                       Gpu* gpu, size_t bytes, Report* report) {
-  RawComm comm(library);
-  const auto require = [&](NcclResult result, const char* call) {
-    Require(library.ToStatus(result, call, comm.get()));
-  };
-  void* memory = nullptr;
-  require(calls.alloc(&memory, 2 * bytes), "ncclMemAlloc");
-  auto* const recv = static_cast<std::byte*>(memory) + bytes;
-  const auto gather = [&] {
-    const std::vector<std::byte> sent(bytes, std::byte{0x5a});
-    std::vector<std::byte> received(bytes);
-    gpu->Copy(recv, received.data(), bytes);
-    gpu->Copy(memory, sent.data(), bytes);
-    comm.Await("ncclAllGather",
-               library.api.AllGather(memory, recv, bytes, NcclType::kInt8,
-                                     comm.get(), gpu->stream()),
-               comm.address());
-    gpu->Copy(received.data(), recv, bytes);
-    gpu->Finish();
-    if (received != sent) throw std::runtime_error("other bytes came");
-  };
+  const std::string why_not = rank.WhyNotRegistered();
+  report->Check("memory can be registered", why_not.empty(), why_not);
   Try(
-      "ncclCommRegister of ncclMemAlloc's memory",
+      "ncclAllGather of registered memory",
       [&] {
-        void* handle = nullptr;
-        require(calls.add(comm.get(), memory, 2 * bytes, &handle),
-                "ncclCommRegister");
-        gather();
-        // NCCL gives no handle where it registers nothing.
-        if (handle != nullptr) {
-          require(calls.remove(comm.get(), handle), "ncclCommDeregister");
-        }
+        const auto memory = Take(rank.Allocate(2 * bytes));
+        std::byte* const send = memory.data;
+        std::byte* const recv = send + bytes;
+        const std::vector<std::byte> sent(bytes, std::byte{0x5a});
+        std::vector<std::byte> received(bytes);
+        gpu->Copy(recv, received.data(), bytes);
+        gpu->Copy(send, sent.data(), bytes);
+        gpu->Finish();
+        const auto start = Clock::now();
+        Require(rank.Enqueue(
+            "ncclAllGather", [&](const NcclApi& api, NcclComm comm) {
+              return api.AllGather(send, recv, bytes, NcclType::kInt8, comm,
+                                   gpu->stream());
+            }));
+        gpu->Finish();
+        report->Number("ncclAllGather of registered memory",
+                       SecondsSince(start) * 1e3, "ms");
+        gpu->Copy(received.data(), recv, bytes);
+        gpu->Finish();
+        rank.comms().Free(memory.data);
+        if (received != sent) throw std::runtime_error("other bytes came");
       },
       report);
-  if (calls.add_window == nullptr || calls.remove_window == nullptr) {
-    report->Text("windows", "not run: this NCCL has none");
-  } else {
-    Try(
-        "ncclCommWindowRegister of ncclMemAlloc's memory",
-        [&] {
-          void* window = nullptr;
-          constexpr int kSymmetric = 1;
-          const NcclComm raw = comm.get();
-          comm.Await(
-              "ncclCommWindowRegister",
-              calls.add_window(raw, memory, 2 * bytes, &window, kSymmetric),
-              &raw);
-          gather();
-          if (window != nullptr) {
-            require(calls.remove_window(raw, window),
-                    "ncclCommWindowDeregister");
-          }
-        },
-        report);
-  }
-  comm.End();
-  require(calls.free(memory), "ncclMemFree");
 }
 
 // A stream that goes on only when the host says so.
@@ -428,16 +387,7 @@ void Run(const std::string& device, std::int64_t elements, Report* report) {
         comm.End();
       },
       report);
-  const Registration registration(*library);
-  if (registration.IsThere()) {
-    Try(
-        "registered memory",
-        [&] { CheckRegistration(*library, registration, &gpu, bytes, report); },
-        report);
-  } else {
-    report->Text("registration",
-                 "not run: this NCCL has no ncclMemAlloc or ncclCommRegister");
-  }
+  CheckRegistration(ordinal, &gpu, bytes, report);
   CheckAbort(ordinal, &gpu, &buffers, report);
 }
 

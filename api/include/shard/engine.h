@@ -273,8 +273,10 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_device(
  *   "nccl N"  by NCCL of that version
  * `sum_order` is the order in which gradients are added over ranks: "ranks",
  * that of the ranks, first within each shard group unless the plan is
- * deterministic; or "library", for some one that the transport chooses. More
- * keys may come. Local. */
+ * deterministic; or "library", for some one that the transport chooses. With
+ * NCCL `registered_bytes` is how much of the tensors' memory is registered with
+ * it, and where nothing is, `not_registered` says why. More keys may come.
+ * Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_json(
     const shard_engine* engine, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;

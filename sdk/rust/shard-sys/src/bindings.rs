@@ -1132,8 +1132,10 @@ extern "C" {
     ///   "nccl N"  by NCCL of that version
     /// `sum_order` is the order in which gradients are added over ranks: "ranks",
     /// that of the ranks, first within each shard group unless the plan is
-    /// deterministic; or "library", for some one that the transport chooses. More
-    /// keys may come. Local.
+    /// deterministic; or "library", for some one that the transport chooses. With
+    /// NCCL `registered_bytes` is how much of the tensors' memory is registered with
+    /// it, and where nothing is, `not_registered` says why. More keys may come.
+    /// Local.
     /// ```
     #[must_use]
     pub fn shard_engine_json(engine: *const shard_engine, buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;

@@ -147,6 +147,22 @@ TEST_F(NcclAbortTest, OneThatFailsIsTold) {
   fake_nccl::Reset();
 }
 
+// What it ends may use the memory until then.
+TEST_F(NcclAbortTest, MemoryIsFreedAfterIt) {
+  Run([](Comms* rank) {
+    const auto memory =
+        rank->comms->Allocate("a test", 64, [] { return Status(); });
+    ASSERT_OK(memory);
+    fake_nccl::HangCalls("ncclCommAbort", {.rank = 0});
+    std::thread aborting([&] { EXPECT_TRUE(rank->comms->Abort()); });
+    ExpectSoon([] { return fake_nccl::NumHanging() == 1; });
+    rank->comms->Free(memory->data);
+    EXPECT_EQ(fake_nccl::CountAlive().allocations, 1u);
+    fake_nccl::ReleaseCalls();
+    aborting.join();
+  });
+}
+
 // An abort waits for the kernels of the device, those of other communicators
 // too.
 TEST(NcclAbortsTest, CommunicatorsThatAreStuckTogetherEnd) {
