@@ -369,6 +369,7 @@ TEST_F(GraphErrorsTest, OneStepIsCaptured) {
   }));
   host.CopyGrads(1, true);
   EXPECT_OK(host.Replay(Clipped()));
+  EXPECT_OK(host.engine()->Synchronize(0));
   ASSERT_OK(host.Capture(Clipped()));
 }
 

@@ -356,7 +356,8 @@ TEST(NcclEngineTest, AWaitThatIsTooShortNamesTheRanksThatAreLate) {
         ASSERT_OK(Fill(engine->get()));
         ASSERT_OK((*engine)->Synchronize(0));
         if (comm->rank() == 1) late.get_future().wait();
-        ASSERT_OK((*engine)->MarkUnitGradsReady(0));
+        const auto last = static_cast<int32_t>(plan->units().size()) - 1;
+        ASSERT_OK((*engine)->MarkUnitGradsReady(last));
         if (comm->rank() == 0) {
           const Status status = (*engine)->Synchronize(0.3);
           ExpectError(status, StatusCode::kDeadlineExceeded,

@@ -76,10 +76,11 @@ TEST(SupportedTest, HostTensorsNeedMemoryOnce) {
 TEST(SupportedTest, SumsOfShardGroupsNeedMemoryWhereGradientsMayBeMissing) {
   UnitTraining training;
   training.model = std::make_shared<Model>("Net");
-  for (const char* name : {"a", "b"}) {
+  for (const char* name : {"a", "b", "c", "d", "e", "f"}) {
     const ModuleId block = *training.model->AddModule(kRootModule, name, "B");
     EXPECT_OK(training.model->AddParam(block, "p", DType::kF32, {3000}));
   }
+  training.wrap = "class?names=B";
   training.plan.world_size = 4;
   training.plan.stage = 3;
   training.plan.shard_group_size = 2;
