@@ -30,6 +30,7 @@ using cuda::CuResult;
 using cuda::CuStream;
 using fake_cuda::Api;
 using fake_cuda::At;
+using ::shard::testing::ComesTrue;
 
 #define EXPECT_NCCL(call) EXPECT_EQ((call), Result::kSuccess)
 #define ASSERT_NCCL(call) ASSERT_EQ((call), Result::kSuccess)
