@@ -167,15 +167,18 @@ void Engine::SetRuntime(std::unique_ptr<EngineRuntime> runtime) {
   steps_.SetRuntime(runtime_.get());
 }
 
+Status Engine::CheckOutsideCapture(std::string_view what) const {
+  if (!steps_.captures()) return Status();
+  return FailedPrecondition(
+      what,
+      " between capture_begin and capture_end, where zero_grad and step "
+      "alone are allowed: call capture_end first");
+}
+
 Status Engine::CheckNotCaptured(std::string_view what) const {
   // The error that has ended the group comes first.
   if (!runtime_->units().broken().ok()) return Status();
-  if (steps_.captures()) {
-    return FailedPrecondition(
-        what,
-        " between capture_begin and capture_end, where zero_grad and step "
-        "alone are allowed: call capture_end first");
-  }
+  SHARD_RETURN_IF_ERROR(CheckOutsideCapture(what));
   return host_.CheckNotCaptured().WithContext(what);
 }
 
@@ -394,12 +397,15 @@ Status Engine::BeginStep(const StatusOr<StepOptions>& options) {
 
 Status Engine::Step(const StatusOr<StepOptions>& options, StepReport* report) {
   const Deadline deadline = DeadlineOf(options.ok() ? options->timeout : 0);
-  const int64_t next = steps_.counters(deadline).step() + 1;
-  return Observe(comm_->observer(), EventId::kStep, {.step = next}, [&] {
+  const auto step = [&] {
     Status known = CheckEnqueues("step");
     if (known.ok()) known = CheckHasParams("step");
     return steps_.Step(options, known, deadline, report);
-  });
+  };
+  // A step that is captured is none of the training's.
+  if (steps_.captures()) return step();
+  const int64_t next = steps_.counters(deadline).step() + 1;
+  return Observe(comm_->observer(), EventId::kStep, {.step = next}, step);
 }
 
 Status Engine::CaptureBegin() {
@@ -480,6 +486,8 @@ Status Engine::SetStream(void* native) {
 
 Status Engine::Synchronize(double timeout) {
   SHARD_RETURN_IF_ERROR(runtime_->units().broken());
+  // Nothing runs that the host could wait for.
+  SHARD_RETURN_IF_ERROR(CheckOutsideCapture("synchronize"));
   const Deadline deadline = DeadlineOf(timeout);
   const Status stepped = steps_.Await(deadline);
   if (!stepped.ok()) return runtime_->WithLateRanks(stepped, deadline);
@@ -489,6 +497,11 @@ Status Engine::Synchronize(double timeout) {
     return runtime_->WithLateRanks(done, deadline);
   }
   return runtime_->units().Fail(done);
+}
+
+StatusOr<StepReport> Engine::LastReport() const {
+  SHARD_RETURN_IF_ERROR(CheckOutsideCapture("last_report"));
+  return steps_.LastReport(DeadlineOf(0));
 }
 
 Status Engine::Join(double timeout, int64_t* steps) {

@@ -183,9 +183,7 @@ class Engine {
   Status AwaitStep() const { return steps_.Await(DeadlineOf(0)); }
   // Returns the report of the last step, for which it waits.
   // kFailedPrecondition before the first one. Local.
-  StatusOr<StepReport> LastReport() const {
-    return steps_.LastReport(DeadlineOf(0));
-  }
+  StatusOr<StepReport> LastReport() const;
 
   // Takes part in the steps of other ranks, with gradients that are zero, until
   // all ranks have joined: for a rank that is out of input. COLLECTIVE.
@@ -299,7 +297,9 @@ class Engine {
   WorkDeadline WorkDeadlineOf(double timeout) const {
     return WorkDeadline(SecondsOf(timeout), timeout_);
   }
-  // Returns an error while the host captures its stream as a graph. Checked
+  // Returns an error between CaptureBegin and CaptureEnd.
+  Status CheckOutsideCapture(std::string_view what) const;
+  // The same, and while the host captures its stream as a graph. Checked
   // before anything is enqueued, so that the call can be made again.
   Status CheckNotCaptured(std::string_view what) const;
   // Returns the error of CheckNotCaptured, but for a call that may be part of a

@@ -366,6 +366,7 @@ void CudaStream::Wait(const Event& event, const Deadline& deadline) {
 }
 
 Status CudaStream::Synchronize(const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(core_->CheckRuns());
   if (core_->queue() != nullptr) {
     // Its error names the work of the queue.
     SHARD_RETURN_IF_ERROR(core_->queue()->Synchronize(deadline));

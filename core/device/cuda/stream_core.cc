@@ -217,13 +217,16 @@ Status StreamCore::CaptureError() const {
   return capture_error_;
 }
 
+Status StreamCore::CheckRuns() const {
+  if (!is_captured()) return Status();
+  return FailedPrecondition(
+      "captured work does not run, so nothing can wait for it; call "
+      "capture_end first");
+}
+
 StatusOr<bool> StreamCore::AwaitAll(const Deadline& deadline,
                                     const std::function<bool()>& stop) {
-  if (is_captured()) {
-    return FailedPrecondition(
-        "captured work does not run, so nothing can wait for it; call "
-        "capture_end first");
-  }
+  SHARD_RETURN_IF_ERROR(CheckRuns());
   SHARD_RETURN_IF_ERROR(CheckNotCaptured());
   SHARD_ASSIGN_OR_RETURN(const CuEvent event, context_->TakeEvent());
   const auto await = [&]() -> StatusOr<bool> {

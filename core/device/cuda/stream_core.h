@@ -87,6 +87,8 @@ class StreamCore {
   bool is_captured() const { return captured_.has_value(); }
   // As Stream's, of the host's stream.
   StatusOr<uint64_t> CaptureId() const;
+  // Returns kFailedPrecondition between the two: nobody can wait for the work.
+  Status CheckRuns() const;
 
   // Returns kFailedPrecondition while the host captures the stream: an event in
   // a capture would draw the streams that wait for it into the host's graph.

@@ -75,7 +75,7 @@ Status Stepper::Run(const StepInput& input, bool meets,
   } else {
     Latch(input, deadline);
   }
-  norm_bytes_[0] = norm_bytes_[1] = 0;
+  bytes_ = StepBytes();
   if (input.needs_norm()) {
     {
       Stopwatch wait(&report->seconds_wait);
@@ -133,10 +133,10 @@ Status Stepper::AwaitResult(const Deadline& deadline,
   const StepBlock& block = latch_.host_block();
   report->skipped = block.skipped;
   report->grad_norm = block.grad_norm;
-  report->bytes_moved += norm_bytes_[0];
-  if (NeedsSecondPass(block)) report->bytes_moved += norm_bytes_[1];
+  report->bytes_moved += bytes_.norm[0];
+  if (NeedsSecondPass(block)) report->bytes_moved += bytes_.norm[1];
   if (!block.skipped) {
-    report->bytes_moved += update_bytes_;
+    report->bytes_moved += bytes_.update;
     return Status();
   }
   // A host that knows that a step changed nothing acquires nothing anew.
@@ -153,7 +153,7 @@ Status Stepper::EnqueueNorm(NormPass pass, StepReport* report) {
       deps_.compute->AddToNorm(list_, r, pass, latch_.kernels_block(), sums());
       bytes += NormBytes(list_, list_.ranges[r], pass);
     }
-    norm_bytes_[static_cast<size_t>(pass)] = bytes;
+    bytes_.norm[static_cast<size_t>(pass)] = bytes;
   }
   Stopwatch wait(&report->seconds_wait);
   const CollectiveDeadline scope(deps_.collectives, meeting_deadline_);
@@ -181,7 +181,6 @@ void Stepper::EnqueueMeeting(std::string_view what, const Meeting& meeting) {
 
 Status Stepper::EnqueueUpdates(const std::vector<Event>& events,
                                const Deadline& deadline, StepReport* report) {
-  update_bytes_ = 0;
   const size_t units = parts_.size();
   // After a norm all gradients are there, and so the step is done as a whole.
   const bool has_norm = latch_.host_block().has_norm;
@@ -211,12 +210,12 @@ Status Stepper::EnqueueUpdates(const std::vector<Event>& events,
         if (!has_norm) CheckGradients(deps_.compute);
         deps_.compute->Update(list_, part.range, latch_.blocks(), nullptr);
         updating.set_bytes(bytes);
-        update_bytes_ += bytes;
+        bytes_.update += bytes;
       }
       EnqueuePublish(unit, part.buffer);
     }
   }
-  update_bytes_ += std::exchange(eager_bytes_, 0);
+  bytes_.update += std::exchange(eager_bytes_, 0);
   updated_.assign(updated_.size(), false);
   return Status();
 }
@@ -244,7 +243,8 @@ void Stepper::CheckGradients(Stream* stream) const {
   latch_.UploadPoison(stream);
 }
 
-StepForm Stepper::LatchReplay(const StepInput& input) {
+StepForm Stepper::LatchReplay(const StepInput& input, const StepBytes& bytes) {
+  bytes_ = bytes;
   latch_.Latch(input);
   latch_.Mark();
   return FormOf(input);

@@ -84,6 +84,12 @@ struct StepForm {
   std::string DifferenceTo(const StepForm& other) const;
 };
 
+// The bytes that a step moves in the parts that it may leave out.
+struct StepBytes {
+  uint64_t norm[2] = {};  // By pass.
+  uint64_t update = 0;
+};
+
 class Stepper {
  public:
   struct Dependencies {
@@ -131,9 +137,10 @@ class Stepper {
   // Returns whether that event is done.
   bool IsFinished() const { return finished_.IsDone(); }
 
-  // Fills the host's block for the replay of a step that was captured, and
-  // returns the form that the step has. REQUIRES: no step is on its way.
-  StepForm LatchReplay(const StepInput& input);
+  // Fills the host's block for the replay of a step that was captured and moves
+  // `bytes`, and returns the form that the step has. REQUIRES: no step is on
+  // its way.
+  StepForm LatchReplay(const StepInput& input, const StepBytes& bytes);
   // Makes `finished` the event that ends the last step.
   void SetFinished(Event finished) { finished_ = std::move(finished); }
   // Returns whether the step that was captured has run since LatchReplay.
@@ -142,6 +149,8 @@ class Stepper {
   void SetCaptures(bool captures) { captures_ = captures; }
   // Returns the form of the step that was latched last, with this input.
   StepForm FormOf(const StepInput& input) const;
+  // Returns the bytes of the step of the last Run or LatchReplay.
+  const StepBytes& bytes() const { return bytes_; }
 
   // Begins a step: from here on UpdateEagerly is called for units whose
   // gradients are ready on all ranks, and Run does the rest, with the same
@@ -211,8 +220,7 @@ class Stepper {
   Deadline latch_deadline_ = Deadline::After(0);
   Deadline meeting_deadline_ = Deadline::After(0);
   Event finished_;
-  uint64_t norm_bytes_[2] = {};  // By pass.
-  uint64_t update_bytes_ = 0;
+  StepBytes bytes_;
 
   // The state of a step that was begun. The queue's thread uses it where the
   // ranks meet there.

@@ -95,8 +95,8 @@ Status StepCoordinator::Begin(const StatusOr<StepOptions>& given,
   const Proposal proposal =
       agreement_.ProposalFor(Activity::kBeginStep, options);
   int32_t leader = 0;
-  SHARD_RETURN_IF_ERROR(
-      runtime_->units().EnterStep(proposal, local, deadline, &leader));
+  SHARD_RETURN_IF_ERROR(runtime_->units().EnterStep(StepMode::kRun, proposal,
+                                                    local, deadline, &leader));
   return RunBegin(options, leader, deadline);
 }
 
@@ -200,23 +200,34 @@ Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
   SHARD_RETURN_IF_ERROR(CheckStep(given, known));
   captured_in_ = capture_;
   ForgetCaptured("the capture of another step has failed since");
+  Captured captured;
+  const Status enqueued = EnqueueCaptured(*given, deadline, &captured);
+  runtime_->units().FinishStep();
+  captured.bound_bytes = runtime_->bound_copies().TakeBytes();
+  // Nothing has run, so this ends nothing.
+  if (!enqueued.ok()) return enqueued;
+  captured_ = std::move(captured);
+  return Status();
+}
+
+Status StepCoordinator::EnqueueCaptured(const StepOptions& options,
+                                        const Deadline& deadline,
+                                        Captured* captured) {
   int32_t leader = 0;
   Units& units = runtime_->units();
-  SHARD_RETURN_IF_ERROR(
-      units.EnterStep(agreement_.ProposalFor(Activity::kStep, *given), Status(),
-                      deadline, &leader));
+  SHARD_RETURN_IF_ERROR(units.EnterStep(
+      StepMode::kCapture, agreement_.ProposalFor(Activity::kStep, options),
+      Status(), deadline, &leader));
   int32_t active = 0;
   SHARD_ASSIGN_OR_RETURN(const StepInput input,
-                         agreement_.Agree(*given, leader, deadline, &active));
+                         agreement_.Agree(options, leader, deadline, &active));
+  Stepper& stepper = runtime_->stepper();
   StepReport dropped;
-  const Status ran =
-      runtime_->stepper().Run(input, units.SomeAreAsync(),
-                              units.EnqueueRest(deadline), deadline, &dropped);
-  units.FinishStep();
-  (void)runtime_->bound_copies().TakeBytes();
-  // Nothing has run, so this ends nothing.
-  if (!ran.ok()) return ran;
-  captured_ = runtime_->stepper().FormOf(input);
+  SHARD_RETURN_IF_ERROR(stepper.Run(input, units.SomeAreAsync(),
+                                    units.EnqueueRest(deadline), deadline,
+                                    &dropped));
+  captured->form = stepper.FormOf(input);
+  captured->bytes = stepper.bytes();
   return Status();
 }
 
@@ -232,17 +243,17 @@ Status StepCoordinator::BeforeReplay(const StatusOr<StepOptions>& given,
   }
   int32_t leader = 0;
   Units& units = runtime_->units();
-  SHARD_RETURN_IF_ERROR(
-      units.EnterStep(agreement_.ProposalFor(Activity::kStep, *given), Status(),
-                      deadline, &leader));
+  SHARD_RETURN_IF_ERROR(units.EnterStep(
+      StepMode::kReplay, agreement_.ProposalFor(Activity::kStep, *given),
+      Status(), deadline, &leader));
   StepReport report;
   SHARD_ASSIGN_OR_RETURN(
       const StepInput input,
       agreement_.Agree(*given, leader, deadline, &report.active));
-  const StepForm form = runtime_->stepper().LatchReplay(input);
+  const StepForm form =
+      runtime_->stepper().LatchReplay(input, captured_->bytes);
   units.FinishStep();
-  (void)runtime_->bound_copies().TakeBytes();
-  if (const std::string difference = form.DifferenceTo(*captured_);
+  if (const std::string difference = form.DifferenceTo(captured_->form);
       !difference.empty()) {
     return FailedPrecondition(
         "before_replay of another step than the one that "
@@ -250,6 +261,7 @@ Status StepCoordinator::BeforeReplay(const StatusOr<StepOptions>& given,
         difference, "; capture it again, or step without the graph");
   }
   report.loss_scale = LossScaleOf(*given, agreement_.setting());
+  report.bytes_moved = captured_->bound_bytes;
   pending_ = report;
   replays_ = true;
   return Status();
@@ -284,8 +296,8 @@ Status StepCoordinator::EnterAndRun(const StatusOr<StepOptions>& given,
   {
     Span wait(deps_.comm->observer(), EventId::kEnter, {},
               &report->seconds_wait);
-    const Status entered =
-        runtime_->units().EnterStep(proposal, local, deadline, &leader);
+    const Status entered = runtime_->units().EnterStep(
+        StepMode::kRun, proposal, local, deadline, &leader);
     wait.set_result(entered);
     if (!entered.ok()) return entered;
   }
@@ -398,7 +410,9 @@ Status StepCoordinator::TakeResult(const Deadline& deadline) const {
     SHARD_RETURN_IF_ERROR(runtime_->host().CheckNotCaptured());
   }
   if (const Status finished = Await(deadline); !finished.ok()) {
-    return runtime_->units().Fail(finished);
+    const bool goes_on = pending_ && replays_ &&
+                         finished.code() == StatusCode::kDeadlineExceeded;
+    return goes_on ? finished : runtime_->units().Fail(finished);
   }
   // Left over where the host did not launch the graph: nothing has run.
   pending_.reset();

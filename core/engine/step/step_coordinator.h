@@ -92,15 +92,25 @@ class StepCoordinator {
   Status Join(const Status& known, double timeout, int64_t* steps);
 
  private:
+  // A step that was captured.
+  struct Captured {
+    StepForm form;
+    StepBytes bytes;
+    uint64_t bound_bytes = 0;  // Of copies from and to bound tensors.
+  };
+
   Status CheckBegin(const StepOptions& options) const;
-  // Enqueues the step of a capture.
+  // Enqueue the step of a capture: once for each, and after all checks.
   Status CaptureStep(const StatusOr<StepOptions>& given, const Status& known,
                      const Deadline& deadline, const StepReport* report);
+  Status EnqueueCaptured(const StepOptions& options, const Deadline& deadline,
+                         Captured* captured);
   // Returns the error of a step that this rank alone knows.
   Status CheckStep(const StatusOr<StepOptions>& given,
                    const Status& known) const;
   // Acts as Await, with errors that are final: for the rank's own step, and
-  // before the next one.
+  // before the next one. Of a replay, kDeadlineExceeded is not: the host's
+  // stream may have been given much after it.
   Status TakeResult(const Deadline& deadline) const;
   Status EnterAndRun(const StatusOr<StepOptions>& given, const Status& known,
                      const Deadline& deadline, StepReport* report);
@@ -126,8 +136,8 @@ class StepCoordinator {
   bool returns_early_ = false;
   std::optional<uint64_t> capture_;      // In progress, as Stream::CaptureId.
   std::optional<uint64_t> captured_in_;  // The last that was given a step.
-  // The form of the step that was captured last.
-  std::optional<StepForm> captured_;
+  // The step that was captured last.
+  std::optional<Captured> captured_;
   // Why there is none.
   std::string_view not_captured_ = "no step was captured";
   // pending_ is of a replay, whose end no event tells yet.

@@ -141,13 +141,19 @@ bool Units::SomeAreAsync() const {
       [](const Proposal& proposal) { return proposal.async != 0; });
 }
 
-Status Units::EnterStep(Proposal proposal, const Status& local,
+Status Units::CompleteGrads(StepMode mode, const Deadline& deadline) {
+  const Status complete = grads_.CompleteWhole(deadline);
+  return complete.ok() || mode == StepMode::kCapture ? complete
+                                                     : Fail(complete);
+}
+
+Status Units::EnterStep(StepMode mode, Proposal proposal, const Status& local,
                         const Deadline& deadline, int32_t* leader) {
   SHARD_RETURN_IF_ERROR(meetings_.TakeAgreement(deadline));
-  const bool completes = proposal.activity == Activity::kStep;
+  const bool completes =
+      proposal.activity == Activity::kStep && mode != StepMode::kReplay;
   if (completes && local.ok() && !meetings_.agreement().announces()) {
-    const Status complete = grads_.CompleteWhole(deadline);
-    if (!complete.ok()) return Fail(complete);
+    SHARD_RETURN_IF_ERROR(CompleteGrads(mode, deadline));
     // Ranks that share memory read these gradients, and write the parameters
     // that the host reads: at once, or after a meeting of the compute streams.
     if (deps_.comm->direct() && !meetings_.StreamsAreInline()) {
@@ -164,8 +170,7 @@ Status Units::EnterStep(Proposal proposal, const Status& local,
     SHARD_RETURN_IF_ERROR(FollowLeader(*leader, deadline));
   }
   if (!completes || !meetings_.agreement().announces()) return Status();
-  const Status complete = grads_.CompleteWhole(deadline);
-  return complete.ok() ? complete : Fail(complete);
+  return CompleteGrads(mode, deadline);
 }
 
 Status Units::Follow(Proposal proposal, const Status& local,

@@ -45,6 +45,8 @@ struct Form {
   // The backward pass is part of the graph, else the host enqueues it before
   // each launch.
   bool captures_backward = false;
+  // The backward pass adds to the gradients, as one of many does.
+  bool adds_grads = false;
   int steps = 20;
 };
 
@@ -58,6 +60,7 @@ class FormHost {
  public:
   explicit FormHost(const Form& form)
       : host_(MakePlan("adamw", form.dtype, form.masters, form.f32_grads)),
+        adds_grads_(form.adds_grads),
         step_(static_cast<int*>(host_.AllocatePinned(sizeof(int)))) {
     if (form.is_bound) Bind();
   }
@@ -87,6 +90,11 @@ class FormHost {
         for (size_t i = 0; i < values.size(); ++i) {
           values[i] = 0.125f * values[i] +
                       GradientValue(*step_, param, static_cast<int64_t>(i));
+        }
+        if (adds_grads_) {
+          const std::vector<float> before =
+              Load(buffer.grad_dtype, to.data, to.numel);
+          for (size_t i = 0; i < values.size(); ++i) values[i] += before[i];
         }
         if (IsNotFinite(*step_)) {
           values[0] = std::numeric_limits<float>::quiet_NaN();
@@ -130,9 +138,11 @@ class FormHost {
       }
       ASSERT_OK(engine()->Bind(param, bound_[p]));
     }
+    ASSERT_OK(engine()->ZeroGrad());
   }
 
   Host host_;
+  const bool adds_grads_;
   int* const step_;
   std::vector<BoundMemory::Tensors> bound_;
 };
@@ -166,7 +176,7 @@ TEST_P(GraphFormsTest, ReplaysHaveTheBitsOfSteps) {
       host.SetStep(step);
       const auto passes = [&] { return Count().Launches("backward"); };
       const uint64_t before = passes();
-      // Bound gradients are copied by before_replay, and by the graph.
+      // The graph copies bound gradients, whoever has written them.
       if (enqueues) host.EnqueueBackward();
       if (replays) {
         ASSERT_OK(host.host()->Replay(options));
@@ -205,6 +215,14 @@ INSTANTIATE_TEST_SUITE_P(
     All, GraphFormsTest,
     ::testing::Values(
         Form{.name = "f32_backward", .captures_backward = true, .steps = 100},
+        // The zeros after a step are part of the graph.
+        Form{.name = "adding_backward",
+             .captures_backward = true,
+             .adds_grads = true},
+        Form{.name = "bound_adding_backward",
+             .is_bound = true,
+             .captures_backward = true,
+             .adds_grads = true},
         Form{.name = "bf16_masters", .dtype = DType::kBF16},
         Form{.name = "bf16_masters_f32_grads_backward",
              .dtype = DType::kBF16,

@@ -15,14 +15,17 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "core/device/cuda/cuda_device.h"
 #include "core/device/cuda/driver.h"
 #include "core/device/cuda/driver_api.h"
 #include "core/engine/engine.h"
 #include "core/optim/groups.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/cuda_training.h"
+#include "tests/fake_cuda/fake_cuda.h"
 #include "tests/fake_cuda/graph_api.h"
 
 namespace shard::cuda_graphs {
@@ -58,6 +61,34 @@ inline std::shared_ptr<const Plan> MakePlan(const std::string& optimizer,
   return *plan;
 }
 
+// Makes an engine without a loss scale: its steps need no norm.
+inline std::unique_ptr<Engine> MakeUnscaled(const std::string& optimizer) {
+  EngineOptions options;
+  options.opened_device = *cuda::OpenDevice("0");
+  auto made = Engine::Create(MakePlan(optimizer), OpenLocal(), options);
+  EXPECT_OK(made);
+  return *std::move(made);
+}
+
+// Makes one call of the driver's fail, or none: 0. Counts them all.
+class OneFailure {
+ public:
+  explicit OneFailure(uint64_t call) : before_(testing::fake_cuda::Count()) {
+    if (call == 0) return;
+    testing::fake_cuda::FailCall("", call, cuda::CuResult::kUnknown);
+  }
+  ~OneFailure() { testing::fake_cuda::ClearFailures(); }
+  OneFailure(const OneFailure&) = delete;
+  OneFailure& operator=(const OneFailure&) = delete;
+
+  uint64_t calls() const {
+    return testing::fake_cuda::CountSince(before_).Calls();
+  }
+
+ private:
+  const testing::fake_cuda::Counters before_;
+};
+
 // A training whose host has a stream, and gradients that it copies there.
 class Host {
  public:
@@ -71,7 +102,8 @@ class Host {
   Host& operator=(const Host&) = delete;
   explicit Host(const std::string& optimizer) : Host(MakePlan(optimizer)) {}
   explicit Host(const std::shared_ptr<const Plan>& plan)
-      : engine_(*cuda_training::MakeEngine(plan, OpenLocal())) {
+      : Host(*cuda_training::MakeEngine(plan, OpenLocal())) {}
+  explicit Host(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {
     EXPECT_OK(engine_->SetStream(stream_.get()));
     EXPECT_OK(Fill(engine_.get()));
   }
@@ -91,6 +123,18 @@ class Host {
     EXPECT_EQ(api_.MemHostAlloc(&memory, bytes, cuda::kHostAllocPortable),
               cuda::CuResult::kSuccess);
     return memory;
+  }
+
+  // Binds the values and gradients of all parameters, which are f32.
+  void BindAll() {
+    const auto& params = engine_->plan().model().params();
+    for (size_t p = 0; p < params.size(); ++p) {
+      const size_t bytes = static_cast<size_t>(params[p].numel) * sizeof(float);
+      ASSERT_OK(
+          engine_->Bind(static_cast<ParamId>(p),
+                        {.values = Allocate(bytes), .grad = Allocate(bytes)}));
+    }
+    ASSERT_OK(engine_->ZeroGrad());
   }
 
   // Gives the stream copies of the gradients of a step; one is NaN where the

@@ -13,21 +13,25 @@
 #include <tuple>
 #include <vector>
 
+#include "core/device/cuda/driver_api.h"
 #include "core/engine/engine.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/cuda_graph_host.h"
 #include "tests/core/engine/cuda_training.h"
+#include "tests/core/engine/whole_state.h"
 #include "tests/fake_cuda/fake_cuda_fixture.h"
 
 namespace shard::cuda_graphs_test {
 namespace {
 
 using cuda_graphs::Host;
+using cuda_graphs::MakeUnscaled;
 using cuda_training::Clipped;
 using testing::FakeCudaTest;
 using testing::fake_cuda::Count;
 using testing::fake_cuda::Counters;
 using testing::fake_cuda::CountSince;
+using testing::fake_cuda::FailCall;
 
 // ---- Bits -------------------------------------------------------------------
 
@@ -60,7 +64,7 @@ TEST_P(GraphBitsTest, AHundredReplaysAreAHundredSteps) {
   const auto& [optimizer, clips] = GetParam();
   constexpr int kSteps = 100;
   const auto is_finite = [](int step) { return step != 30 && step != 61; };
-  std::vector<float> expected;
+  WholeState states[2];  // Of plain steps, and of replays.
   std::vector<Result> expected_results;
   for (const bool replays : {false, true}) {
     Host host(optimizer);
@@ -89,21 +93,18 @@ TEST_P(GraphBitsTest, AHundredReplaysAreAHundredSteps) {
       results.push_back({report->step, report->skipped, norm,
                          report->loss_scale, engine->loss_scale()});
     }
-    const std::vector<float> params = host.Params();
     EXPECT_EQ(engine->step(), kSteps - 2);
-    if (!replays) {
-      expected = params;
+    const std::vector<float> params = host.Params();
+    for (const float value : params) ASSERT_TRUE(std::isfinite(value));
+    EXPECT_FALSE(params == std::vector<float>(params.size(), 1.0f));
+    states[replays ? 1 : 0].Add(*engine);
+    if (replays) {
+      EXPECT_EQ(results, expected_results);
+    } else {
       expected_results = results;
-      continue;
     }
-    EXPECT_EQ(results, expected_results);
-    ASSERT_EQ(params.size(), expected.size());
-    for (size_t i = 0; i < params.size(); ++i) {
-      ASSERT_EQ(params[i], expected[i]) << "element " << i;
-      ASSERT_TRUE(std::isfinite(params[i]));
-    }
-    EXPECT_NE(params, std::vector<float>(params.size(), 1.0f));
   }
+  EXPECT_EQ(states[1].Differences(states[0]), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -143,6 +144,44 @@ TEST_F(GraphTest, WhatIsCapturedDoesNotRun) {
   EXPECT_EQ(CountSince(launched).Launches(), 5u);
 }
 
+// A step of another form in between moves bytes of its own.
+TEST_F(GraphTest, AReplayMovesTheBytesOfAStep) {
+  for (const bool is_bound : {false, true}) {
+    SCOPED_TRACE(is_bound);
+    Host host(MakeUnscaled("adamw"));
+    Engine* const engine = host.engine();
+    if (is_bound) host.BindAll();
+    const auto moved = [&](const Status& stepped) -> uint64_t {
+      EXPECT_OK(stepped);
+      const auto report = engine->LastReport();
+      EXPECT_OK(report);
+      return report->bytes_moved;
+    };
+    const auto step = [&](const StepOptions& options) {
+      return engine->Step(options, nullptr);
+    };
+    host.CopyGrads(1, true);
+    const uint64_t plain = moved(step(StepOptions()));
+    const uint64_t clipped = moved(step(Clipped()));
+    EXPECT_GT(clipped, plain);
+    ASSERT_OK(host.Capture(StepOptions()));
+    EXPECT_EQ(moved(step(Clipped())), clipped);
+    EXPECT_EQ(moved(host.Replay(StepOptions())), plain);
+    EXPECT_EQ(moved(host.Replay(StepOptions())), plain);
+    // A capture that fails moves nothing.
+    ExpectError(host.CaptureWith([&]() -> Status {
+      SHARD_RETURN_IF_ERROR(engine->CaptureBegin());
+      // In the midst: the copies of bound gradients are enqueued.
+      FailCall("cuLaunchKernel", 2, cuda::CuResult::kUnknown);
+      const Status failed = engine->Step(StepOptions(), nullptr);
+      EXPECT_OK(engine->CaptureEnd());
+      return failed;
+    }),
+                StatusCode::kUnavailable, {"CUDA_ERROR_UNKNOWN"});
+    EXPECT_EQ(moved(step(StepOptions())), plain);
+  }
+}
+
 // Both forms may follow one another.
 TEST_F(GraphTest, ReplaysAndPlainStepsTakeTurns) {
   std::vector<float> expected;
@@ -170,6 +209,8 @@ TEST_F(GraphTest, ReplaysAndPlainStepsTakeTurns) {
 
 TEST_F(GraphTest, AReplayCostsTheHostNoOtherCallsOfTheDriver) {
   Host host("adamw");
+  // The graph copies bound gradients.
+  host.BindAll();
   ASSERT_OK(host.Capture(Clipped()));
   host.CopyGrads(1, true);
   ASSERT_OK(host.Replay(Clipped()));
