@@ -383,8 +383,9 @@ CublasResult cublasLtMatmul(CublasHandle /*handle*/, CublasMatmulDesc desc,
     accesses.push_back({workspace, workspace_bytes, true});
   }
   if (product.beta != 0) accesses.push_back({c, BytesOf(*c_layout), false});
-  return ResultOf(LaunchInLibrary(stream, "cublasLtMatmul", accesses,
-                                  [product] { product.Run(); }));
+  return ResultOf(LaunchInLibrary(
+      stream, "cublasLtMatmul", accesses, [product] { product.Run(); },
+      static_cast<uint64_t>(d_layout->count)));
 }
 
 }  // namespace shard::cuda

@@ -105,8 +105,9 @@ struct Counters {
   // By entry point, without the version of its symbol: "cuMemAlloc". Calls that
   // fail count, too.
   std::map<std::string, uint64_t> calls;
-  std::map<std::string, uint64_t> launches;        // By kernel.
-  std::map<std::string, uint64_t> blocks;          // Of them all, by kernel.
+  std::map<std::string, uint64_t> launches;  // By kernel.
+  // Of them all, by kernel; of cuBLAS's the products of matrices.
+  std::map<std::string, uint64_t> blocks;
   Traffic to_device, to_host, on_device, on_host;  // Copies.
   Traffic memsets;
   // Copies from or to memory of the host that is not pinned: a driver may make
@@ -250,10 +251,12 @@ SHARD_FAKE_CUDA_API void SetProductWorkspaces(
 // What each call of a library does first, as those of the driver: it counts,
 // and returns what it fails with.
 SHARD_FAKE_CUDA_API cuda::CuResult EnterLibrary(const std::string& symbol);
-// Enqueues a kernel of the library's: `run`, which accesses memory.
+// Enqueues a kernel of the library's: `run`, which accesses memory. It counts
+// as so many blocks.
 SHARD_FAKE_CUDA_API cuda::CuResult LaunchInLibrary(
     cuda::CuStream stream, const std::string& kernel,
-    const std::vector<Access>& accesses, const std::function<void()>& run);
+    const std::vector<Access>& accesses, const std::function<void()>& run,
+    uint64_t blocks = 1);
 // Finds the algorithm for a product: the first of SetProductWorkspaces that
 // needs at most `most` bytes of workspace. Returns false where there is none.
 SHARD_FAKE_CUDA_API bool FindProductAlgorithm(size_t most, size_t* bytes);

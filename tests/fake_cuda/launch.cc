@@ -91,13 +91,14 @@ CuResult EnterLibrary(const std::string& symbol) {
 
 CuResult LaunchInLibrary(cuda::CuStream handle, const std::string& kernel,
                          const std::vector<Access>& accesses,
-                         const std::function<void()>& run) {
+                         const std::function<void()>& run, uint64_t blocks) {
   // The driver's own call for it.
   SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuLaunchKernel);
   SHARD_FAKE_CUDA_FIND_STREAM(handle, stream);
-  fake->Give(handle, stream, [fake, kernel, accesses, run](Stream* on) {
+  fake->Give(handle, stream, [fake, kernel, accesses, run, blocks](Stream* on) {
     const auto operation = fake->scheduler.Enqueue(on, kernel, nullptr);
     ++fake->counters.launches[kernel];
+    fake->counters.blocks[kernel] += blocks;
     if (CheckAccesses(fake, *operation, accesses)) operation->run = run;
   });
   return CuResult::kSuccess;
