@@ -54,9 +54,9 @@ std::string PlainName(const RankPlacement& placement) {
   return placement.device.substr(0, placement.device.find('?'));
 }
 
-// Returns the spec of a device with offload where `placement` has none, else
-// without. Other options are kept.
-std::string ToggledDevice(const RankPlacement& placement) {
+// Returns the spec of the device with `offload`, or without one: null. Other
+// options are kept.
+std::string DeviceWith(const Offload* offload, const RankPlacement& placement) {
   std::string spec = PlainName(placement);
   const char* separator = "?";
   if (placement.transport != Transport::kStaged) {
@@ -64,8 +64,11 @@ std::string ToggledDevice(const RankPlacement& placement) {
               "collectives=", TransportName(placement.transport));
     separator = "&";
   }
-  if (placement.offload == nullptr) {
+  if (offload != nullptr) {
     StrAppend(&spec, separator, "offload=states");
+    if (offload->threads != Offload().threads) {
+      StrAppend(&spec, "&offload_threads=", offload->threads);
+    }
   }
   return spec;
 }
@@ -96,7 +99,7 @@ struct Change {
   bool shards_all = false;
   bool wraps_all = false;  // Makes a unit of every module.
   std::optional<DType> states;
-  bool toggles_offload = false;
+  std::optional<const Offload*> offload;  // Null: none.
 };
 
 // Returns an optimizer's options with states of another dtype, or the same
@@ -231,10 +234,7 @@ class OptionSearch {
 
   RankPlacement PlacementWith(const Change& change) const {
     RankPlacement placement = placement_;
-    static constexpr Offload kOffload;
-    if (change.toggles_offload) {
-      placement.offload = placement.offload == nullptr ? &kOffload : nullptr;
-    }
+    placement.offload = change.offload.value_or(placement.offload);
     // The further ranks are on other hosts.
     if (change.world_size != 0) placement.shares_tensors = false;
     return placement;
@@ -265,12 +265,23 @@ class OptionSearch {
     return true;
   }
 
-  // As TryWith, first without and then with (or the reverse) offload.
-  bool TryEither(Change change) {
-    const Plans plans = Make(change);
+  // As TryWith, with another offload. One thread needs the least memory of the
+  // host.
+  bool TryOffloads(const Plans& plans, Change change) {
+    static constexpr Offload kUsual;
+    static constexpr Offload kOneThread = {.threads = 1};
+    const Offload* const own = placement_.offload;
+    if (!placement_.has_device_memory) return false;
+    change.offload = own == nullptr ? &kUsual : nullptr;
     if (TryWith(plans, change)) return true;
-    change.toggles_offload = true;
-    return placement_.has_device_memory && TryWith(plans, change);
+    change.offload = &kOneThread;
+    return (own == nullptr || own->threads > 1) && TryWith(plans, change);
+  }
+
+  // As TryWith, then as TryOffloads.
+  bool TryEither(const Change& change) {
+    const Plans plans = Make(change);
+    return TryWith(plans, change) || TryOffloads(plans, change);
   }
 
   void TryPlanAlone() {
@@ -284,19 +295,15 @@ class OptionSearch {
 
   // Tries options that keep the states' precision: one by one, then together.
   void TryExact(const std::vector<Change>& shardings) {
-    if (placement_.has_device_memory) {
-      TryWith(Unchanged(), {.toggles_offload = true});
-    }
+    TryOffloads(Unchanged(), {});
     std::vector<Plans> made;
     for (const Change& sharding : shardings) {
       made.push_back(Make(sharding));
       if (TryWith(made.back(), sharding)) return;
     }
-    if (!found_.empty() || !placement_.has_device_memory) return;
+    if (!found_.empty()) return;
     for (size_t i = 0; i < shardings.size(); ++i) {
-      Change both = shardings[i];
-      both.toggles_offload = true;
-      if (TryWith(made[i], both)) return;
+      if (TryOffloads(made[i], shardings[i])) return;
     }
   }
 
@@ -346,8 +353,9 @@ class OptionSearch {
                              placement_.has_device_memory ? " and device" : "",
                              " as now"));
     }
-    if (change.toggles_offload) {
-      words.push_back(StrCat("device \"", ToggledDevice(placement_), "\""));
+    if (change.offload) {
+      words.push_back(
+          StrCat("device \"", DeviceWith(*change.offload, placement_), "\""));
     }
     if (change.stage != 0 && change.stage != options().stage) {
       words.push_back(StrCat("stage ", change.stage));

@@ -64,11 +64,17 @@ bool IsGpuWithStates(const std::string& device) {
   return device.starts_with("cuda") && !Offloads(device);
 }
 
-std::string Offloaded(const std::string& device) {
-  const std::string plain = WithoutOffload(device);
-  return plain + (plain.find('?') == std::string::npos ? "?" : "&") +
-         "offload=states";
+// Returns the spec of a device with the options of offload, and with all
+// others.
+std::string Offloaded(const std::string& device, std::string_view options) {
+  std::string spec = WithoutOffload(device);
+  spec += spec.find('?') == std::string::npos ? '?' : '&';
+  return spec.append(options);
 }
+
+// The ways to offload. One thread needs the least memory of the host.
+constexpr std::string_view kUsualOffload = "offload=states";
+constexpr std::string_view kOneThread = "offload=states&offload_threads=1";
 
 // Returns the option of shardctl, quoted where a shell needs it.
 std::string DeviceOption(const std::string& device) {
@@ -100,7 +106,7 @@ class OptionSearch {
       : nearest_(nearest), limits_(limits), make_(make) {}
 
   std::vector<std::string> Find() {
-    TryWithoutOffload();
+    TryOtherOffload();
     const std::vector<PlanVariant> shardings = Shardings(nearest_);
     if (TryFirst(shardings) || !found_.empty()) return std::move(found_);
     for (const char* const type : {"bf16", "q8"}) {
@@ -116,14 +122,19 @@ class OptionSearch {
   }
 
  private:
-  // The host may be too small for what is offloaded, and the GPU not.
-  void TryWithoutOffload() {
+  // The host may be too small for what is offloaded, or for that of so many
+  // threads, and the GPU not.
+  void TryOtherOffload() {
     if (!Offloads(limits_.device)) return;
-    MemoryLimits kept = limits_;
-    kept.device = WithoutOffload(limits_.device);
     const Plan plan = make_(nearest_);
-    if (!FitOf(plan.get(), kept).fits()) return;
-    found_.push_back(DeviceOption(kept.device));
+    for (const std::string& device : {WithoutOffload(limits_.device),
+                                      Offloaded(limits_.device, kOneThread)}) {
+      const Shortfall missing =
+          MissingOf(MemoryAt(plan.get(), limits_, DeviceSpec(device)), limits_);
+      if (!missing.none()) continue;
+      found_.push_back(DeviceOption(device));
+      return;
+    }
   }
 
   // Returns variants that shard more, least first.
@@ -178,7 +189,7 @@ class OptionSearch {
       add("--optimizer '" + Shown(variant.optimizer) + "'");
     }
     if (!fit.fits()) {
-      add(DeviceOption(Offloaded(limits_.device)));
+      add(DeviceOption(Offloaded(limits_.device, fit.offload)));
     }
     if (variant.whole != nearest_.whole) add("without " + nearest_.whole);
     found_.push_back(std::move(text));
@@ -224,7 +235,9 @@ std::string ShortfallText(const Shortfall& missing) {
 std::string PlanFit::Text() const {
   if (fits()) return "yes";
   if (fits_with_offload()) {
-    return "with offload, " + BytesText(offload_host_bytes) + " of the host";
+    return std::string("with offload") +
+           (offload == kOneThread ? " by one thread, " : ", ") +
+           BytesText(offload_host_bytes) + " of the host";
   }
   std::string text = "no, " + ShortfallText(missing) + " missing";
   if (tries_offload) {
@@ -262,10 +275,15 @@ PlanFit FitOf(const shard_plan* plan, const MemoryLimits& limits) {
   fit.missing = MissingOf(memory, limits);
   fit.tries_offload = limits.any() && IsGpuWithStates(device);
   if (!fit.tries_offload) return fit;
-  const shard_memory offloaded = MemoryAt(plan, limits, Offloaded(device));
-  fit.offload_device_bytes = offloaded.device_bytes;
-  fit.offload_host_bytes = offloaded.host_bytes;
-  fit.offload_missing = MissingOf(offloaded, limits);
+  for (const std::string_view offload : {kUsualOffload, kOneThread}) {
+    const shard_memory offloaded =
+        MemoryAt(plan, limits, Offloaded(device, offload));
+    fit.offload = offload;
+    fit.offload_device_bytes = offloaded.device_bytes;
+    fit.offload_host_bytes = offloaded.host_bytes;
+    fit.offload_missing = MissingOf(offloaded, limits);
+    if (fit.offload_missing.none()) break;
+  }
   return fit;
 }
 

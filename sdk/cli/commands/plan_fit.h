@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sdk/cli/handles.h"
@@ -49,6 +50,8 @@ struct PlanFit {
   Shortfall missing;
   // Where the device is a GPU that is to hold optimizer states.
   bool tries_offload = false;
+  // The device's options that are tried, literals, and what they come to.
+  std::string_view offload;
   uint64_t offload_device_bytes = 0;
   uint64_t offload_host_bytes = 0;
   Shortfall offload_missing;

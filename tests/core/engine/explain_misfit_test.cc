@@ -137,6 +137,17 @@ TEST(ExplainMisfitTest, OffloadNeedsRoomInBoth) {
   EXPECT_NE(Remedy({}, OnGpus(), RoomsOf(40 * kMiB, host - 1)), offload);
 }
 
+TEST(ExplainMisfitTest, OneThreadOffloadsWhereFourHaveNoRoom) {
+  const Rooms rooms = RoomsOf(40 * kMiB, 40 * kMiB + kStaging + kWindows / 4);
+  RankPlacement placement = OnGpus();
+  for (const Offload* const offload : {placement.offload, &kOffload}) {
+    placement.offload = offload;
+    EXPECT_EQ(Remedy({}, placement, rooms),
+              "it fits with device \"cuda:0?offload=states&offload_threads=1\" "
+              "(40.0 MiB of the device and 48.0 MiB of the host)");
+  }
+}
+
 // All ranks on a host have their states there.
 TEST(ExplainMisfitTest, TheHostHasRoomForAllItsRanks) {
   const Form form = {.world_size = 4, .stage = 3};

@@ -225,6 +225,27 @@ TEST_F(PlanFitTest, SaysWhatFitsOfAnOffload) {
   EXPECT_TRUE(Has(no_device.error, "give --device cuda")) << no_device.error;
 }
 
+// One thread has 4 MiB of the host's memory for windows, and four have 16.
+TEST_F(PlanFitTest, OffloadsByOneThreadWhereTheHostHasRoomForNoMore) {
+  const auto plan = [&](const std::string& device, const std::string& memory,
+                        const std::string& host_memory) {
+    return Plan({"--ranks", "1", "--stages", "1", "--device", device,
+                 "--memory", memory, "--host-memory", host_memory});
+  };
+  const Result fits = plan("cuda", "40MiB", "48MiB");
+  EXPECT_EQ(fits.code, 0) << fits.error;
+  EXPECT_TRUE(
+      Has(fits.out, "  with offload by one thread, 48.0 MiB of the host\n"))
+      << fits.out;
+  const Result more = plan("cuda?offload=states", "40MiB", "48MiB");
+  EXPECT_EQ(more.code, 1);
+  EXPECT_TRUE(Has(more.out,
+                  "It fits with --device "
+                  "'cuda?offload=states&offload_threads=1'.\n"))
+      << more.out;
+  EXPECT_EQ(plan("cuda", "40MiB", "47MiB").code, 1);
+}
+
 // Other options of a device are kept, whatever their order.
 TEST_F(PlanFitTest, AnOffloadKeepsOtherOptionsOfTheDevice) {
   const auto plan = [&](const std::string& device, const std::string& memory,
