@@ -3,7 +3,7 @@
 // Engines on the device cuda whose optimizer states are offloaded to the host's
 // memory, over the fake of its driver. The engine's suites run on this device
 // too (other_devices.bzl): they compare results. These tests are about what
-// passes between the memories, when, and what does not fit.
+// passes between the memories, and when.
 
 #include <gtest/gtest.h>
 
@@ -13,9 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -28,15 +26,27 @@
 #include "core/engine/engine.h"
 #include "tests/core/base/comes_true.h"
 #include "tests/core/base/expect_status.h"
-#include "tests/core/base/temp_folder.h"
+#include "tests/core/engine/cuda_offload_training.h"
 #include "tests/core/engine/cuda_training.h"
-#include "tests/core/engine/states.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/fake_cuda/fake_cuda_fixture.h"
 
 namespace shard::cuda_offload_test {
 namespace {
 
+using cuda_offload::Case;
+using cuda_offload::ExpectPlanned;
+using cuda_offload::ExpectSame;
+using cuda_offload::FillWith;
+using cuda_offload::kBf16;
+using cuda_offload::kElements;
+using cuda_offload::kOffload;
+using cuda_offload::kPlain;
+using cuda_offload::kUnits;
+using cuda_offload::MakePlan;
+using cuda_offload::MakeUnscaled;
+using cuda_offload::Train;
+using cuda_offload::WriteGrads;
 using cuda_training::Clipped;
 using cuda_training::MakeEngine;
 using cuda_training::OpenLocal;
@@ -44,122 +54,8 @@ using cuda_training::ParamsOf;
 using testing::FakeCuda;
 using testing::FakeCudaTest;
 using testing::fake_cuda::Count;
-using testing::fake_cuda::CountAlive;
 using testing::fake_cuda::CountSince;
-using testing::fake_cuda::FailCall;
 using FakeCounters = testing::fake_cuda::Counters;
-
-constexpr int64_t kElements = 5120;  // In a unit.
-constexpr size_t kUnits = 2;
-const Offload kOffload = {.threads = 3, .window = 256};
-
-struct Case {
-  const char* name;
-  const char* optimizer;
-  DType dtype = DType::kF32;
-  Masters masters = Masters::kF32;
-  bool has_padding = false;
-  // Per element, in a step: to the host, and back.
-  uint64_t down;
-  uint64_t up;
-};
-
-std::shared_ptr<const Plan> MakePlan(const Case& of, int world_size = 1) {
-  UnitTraining training;
-  training.model = std::make_shared<Model>("Net");
-  for (size_t u = 0; u < kUnits; ++u) {
-    const ModuleId block =
-        *training.model->AddModule(kRootModule, StrCat("block", u), "Block");
-    // Multiples of a block of 8-bit states leave no padding.
-    const int64_t rows = of.has_padding ? 47 : 48;
-    EXPECT_OK(training.model->AddParam(block, "weight", of.dtype, {rows, 64}));
-    EXPECT_OK(training.model->AddParam(block, "other", of.dtype, {32, 64}));
-  }
-  training.optimizer = of.optimizer;
-  training.wrap = "class?names=Block";
-  training.plan.masters = of.masters;
-  training.plan.world_size = world_size;
-  training.plan.prefetch = 0;
-  const auto plan = PlanOf(training);
-  EXPECT_OK(plan);
-  return *plan;
-}
-
-// Sets the parameters to values of this dtype.
-void FillWith(Engine* engine, DType dtype) {
-  const auto& params = engine->plan().model().params();
-  for (size_t p = 0; p < params.size(); ++p) {
-    std::vector<float> values;
-    for (int64_t i = 0; i < params[p].numel; ++i) {
-      values.push_back(InitialValue(static_cast<int>(p), i));
-    }
-    std::vector<unsigned char> bytes(DTypeBytes(dtype, params[p].numel));
-    Store(dtype, values, bytes.data());
-    ASSERT_OK(
-        engine->SetParam(static_cast<ParamId>(p), bytes.data(), bytes.size()));
-  }
-  ASSERT_OK(engine->BroadcastParams(0));
-}
-
-// Writes the gradients of a unit where they lie, which the fake lets the host
-// do, while nobody uses them.
-void WriteGrads(Engine* engine, int32_t unit, int step, DType dtype,
-                bool finite = true) {
-  ASSERT_OK(engine->Synchronize(0));
-  for (const ParamId param : ParamsOf(engine->plan(), unit)) {
-    const auto grad = engine->Grad(param);
-    ASSERT_OK(grad);
-    std::vector<float> values;
-    for (int64_t i = 0; i < grad->numel; ++i) {
-      values.push_back(GradientValue(step, param, i));
-    }
-    if (!finite) values[7] = std::numeric_limits<float>::infinity();
-    Store(dtype, values, grad->data);
-  }
-}
-
-void Train(Engine* engine, int step, DType dtype, const StepOptions& options,
-           bool finite = true, StepReport* report = nullptr) {
-  for (int32_t unit = static_cast<int32_t>(engine->plan().units().size());
-       unit-- > 0;) {
-    WriteGrads(engine, unit, step, dtype, finite);
-  }
-  ASSERT_OK(engine->Step(options, report));
-}
-
-// The parameters and states of an engine, as bytes, with padding.
-std::vector<std::vector<unsigned char>> BytesOf(Engine* engine) {
-  EXPECT_OK(engine->Synchronize(0));
-  auto all = StateBytes(*engine);
-  for (const EngineBuffer& buffer : engine->memory().buffers()) {
-    const size_t bytes =
-        DTypeBytes(buffer.plan->dtype, buffer.plan->layout.padded_numel());
-    all.emplace_back(buffer.params, buffer.params + bytes);
-  }
-  return all;
-}
-
-// Compares without a text of all bytes.
-void ExpectSame(Engine* engine, Engine* expected) {
-  EXPECT_TRUE(BytesOf(engine) == BytesOf(expected));
-}
-
-// Compares the memory of an engine with what its plan predicts, and returns it.
-MemoryReport ExpectPlanned(const Engine& engine, const Offload* offload) {
-  const MemoryReport planned = engine.plan().Memory(true, offload);
-  EXPECT_EQ(planned.DeviceTotal(), engine.Memory().DeviceTotal());
-  EXPECT_EQ(planned.PinnedTotal(), engine.Memory().PinnedTotal());
-  return planned;
-}
-
-// Makes an engine without a loss scale, which would need a norm.
-StatusOr<std::unique_ptr<Engine>> MakeUnscaled(
-    const std::shared_ptr<const Plan>& plan) {
-  EngineOptions options;
-  options.opened_device =
-      OffloadStates(*cuda::OpenDevice("0"), *OpenDevice("cpu"), kOffload);
-  return Engine::Create(plan, OpenLocal(), options);
-}
 
 class OffloadTest : public ::testing::TestWithParam<Case> {};
 
@@ -191,10 +87,10 @@ TEST_P(OffloadTest, HasTheBitsOfTheHostAndMovesGradientsDownAndParametersUp) {
     FillWith(engine->get(), of.dtype);
     for (int step = 1; step <= 4; ++step) {
       const bool finite = !clips || step != 3;
-      Train(expected->get(), step, of.dtype, options, finite);
+      Train(expected->get(), step, options, finite);
       const FakeCounters before = Count();
       StepReport report;
-      Train(engine->get(), step, of.dtype, options, finite, &report);
+      Train(engine->get(), step, options, finite, &report);
       const FakeCounters made = CountSince(before);
       EXPECT_EQ(report.skipped, !finite);
       ExpectSame(engine->get(), expected->get());
@@ -240,6 +136,17 @@ INSTANTIATE_TEST_SUITE_P(
              .masters = Masters::kNoneStochastic,
              .down = 4,
              .up = 2},
+        Case{.name = "bf16_f32_grads",
+             .optimizer = "adamw",
+             .dtype = DType::kBF16,
+             .f32_grads = true,
+             .down = 4,
+             .up = 2},
+        Case{.name = "f16",
+             .optimizer = "adamw",
+             .dtype = DType::kF16,
+             .down = 2,
+             .up = 2},
         Case{.name = "q8",
              .optimizer = "adamw?states=q8",
              .dtype = DType::kBF16,
@@ -260,14 +167,6 @@ INSTANTIATE_TEST_SUITE_P(
         Case{.name = "muon", .optimizer = "muon", .down = 8, .up = 4}),
     [](const auto& info) { return std::string(info.param.name); });
 
-constexpr Case kPlain = {
-    .name = "f32", .optimizer = "adamw", .down = 8, .up = 4};
-constexpr Case kBf16 = {.name = "bf16",
-                        .optimizer = "adamw",
-                        .dtype = DType::kBF16,
-                        .down = 2,
-                        .up = 2};
-
 class CudaOffloadTest : public FakeCudaTest {};
 
 TEST_F(CudaOffloadTest, AUnitIsUpdatedBeforeTheGradientsOfTheNextAreThere) {
@@ -278,7 +177,7 @@ TEST_F(CudaOffloadTest, AUnitIsUpdatedBeforeTheGradientsOfTheNextAreThere) {
   const StepOptions options;
   ASSERT_OK((*engine)->BeginStep(options));
   for (int32_t unit = static_cast<int32_t>(kUnits); unit > 0; --unit) {
-    WriteGrads(engine->get(), unit, 1, DType::kF32);
+    WriteGrads(engine->get(), unit, 1);
     const FakeCounters before = Count();
     ASSERT_OK((*engine)->MarkUnitGradsReady(unit));
     // All of the unit's parameters, and none of the other's.
@@ -290,7 +189,7 @@ TEST_F(CudaOffloadTest, AUnitIsUpdatedBeforeTheGradientsOfTheNextAreThere) {
   const auto expected = Engine::Create(plan, OpenLocal(), EngineOptions());
   ASSERT_OK(expected);
   FillWith(expected->get(), DType::kF32);
-  Train(expected->get(), 1, DType::kF32, options);
+  Train(expected->get(), 1, options);
   ExpectSame(engine->get(), expected->get());
 }
 
@@ -305,7 +204,7 @@ TEST_F(CudaOffloadTest, AStepEndsAfterTheUpdatesThatWereMadeBeforeIt) {
   for (Engine* const it : {expected->get(), engine->get()}) {
     FillWith(it, DType::kF32);
     for (int32_t unit = 2; unit > 0; --unit) {
-      WriteGrads(it, unit, 1, DType::kF32);
+      WriteGrads(it, unit, 1);
     }
     ASSERT_OK(it->BeginStep(StepOptions()));
     for (int32_t unit = 2; unit > 0; --unit) {
@@ -321,6 +220,45 @@ TEST_F(CudaOffloadTest, AStepEndsAfterTheUpdatesThatWereMadeBeforeIt) {
     EXPECT_EQ(std::memcmp(buffers[b].params,
                           (*expected)->memory().buffers()[b].params, bytes),
               0);
+  }
+}
+
+// Sums of ranks come down as wide as they are. What the ranks exchange passes
+// the host without offload, too.
+TEST_F(CudaOffloadTest, SumsOfRanksComeDownAsWideAsTheyAre) {
+  struct Bytes {
+    uint64_t down;
+    uint64_t up;
+  };
+  for (const bool deterministic : {false, true}) {
+    SCOPED_TRACE(deterministic);
+    Case of = kBf16;
+    of.deterministic = deterministic;
+    const auto plan = MakePlan(of, 2);
+    const auto moved = [&](std::optional<Offload> offload, int steps) -> Bytes {
+      const FakeCounters before = Count();
+      RunThreadRanks(2, [&](const auto& comm) {
+        const auto engine = MakeEngine(plan, comm, offload);
+        ASSERT_OK(engine);
+        FillWith(engine->get(), of.dtype);
+        for (int step = 1; step <= steps; ++step) {
+          Train(engine->get(), step, Clipped());
+        }
+        ASSERT_OK((*engine)->Synchronize(0));
+      });
+      const FakeCounters made = CountSince(before);
+      return {made.to_host.bytes, made.to_device.bytes};
+    };
+    const auto step = [&](std::optional<Offload> offload) -> Bytes {
+      const Bytes one = moved(offload, 1);
+      const Bytes two = moved(offload, 2);
+      return {two.down - one.down, two.up - one.up};
+    };
+    const Bytes exchanged = step(std::nullopt);
+    const Bytes all = step(kOffload);
+    EXPECT_EQ(all.down - exchanged.down,
+              (deterministic ? 4u : 2u) * kUnits * kElements);
+    EXPECT_EQ(all.up - exchanged.up, 2u * kUnits * kElements);
   }
 }
 
@@ -340,146 +278,24 @@ TEST_F(CudaOffloadTest, ParametersThatMissTheirGradientsStayAsTheyWere) {
     FillWith(it, DType::kBF16);
     for (int step = 1; step <= 3; ++step) {
       for (int32_t unit = static_cast<int32_t>(kUnits); unit > 0; --unit) {
-        WriteGrads(it, unit, step, DType::kBF16);
+        WriteGrads(it, unit, step);
         for (const ParamId param : ParamsOf(it->plan(), unit)) {
           if ((param + step) % 3 == 0) continue;
           ASSERT_OK(it->MarkParamGradReady(param));
         }
       }
+      const FakeCounters before = Count();
       ASSERT_OK(it->Step(StepOptions(), nullptr));
+      if (it == engine->get()) {
+        // Gradients and parameters, and the step's own values.
+        const FakeCounters made = CountSince(before);
+        EXPECT_EQ(made.to_host.bytes / kElements, 4 * kUnits);
+        EXPECT_EQ(made.to_device.bytes / kElements, 2 * kUnits);
+      }
       ASSERT_OK(it->ZeroGrad());
     }
   }
   ExpectSame(engine->get(), expected->get());
-}
-
-// ---- Memory -----------------------------------------------------------------
-
-TEST_F(CudaOffloadTest, ThePlanSaysWhatLiesWhere) {
-  for (const Case& of : {kPlain, kBf16}) {
-    const auto plan = MakePlan(of);
-    size_t device_bytes[2];
-    size_t pinned_bytes[2];
-    for (const bool offloads : {false, true}) {
-      const auto engine = MakeEngine(
-          plan, OpenLocal(),
-          offloads ? std::optional<Offload>(kOffload) : std::nullopt);
-      ASSERT_OK(engine);
-      const MemoryReport planned =
-          ExpectPlanned(**engine, offloads ? &kOffload : nullptr);
-      device_bytes[offloads] = planned.DeviceTotal();
-      pinned_bytes[offloads] = planned.PinnedTotal();
-      for (const EngineBuffer& buffer : (*engine)->memory().buffers()) {
-        for (const unsigned char* const state : buffer.states) {
-          const auto device = cuda::OpenDevice("0");
-          EXPECT_EQ((*device)->CheckPlace(state, MemoryPlace::kHost).ok(),
-                    offloads);
-        }
-      }
-    }
-    // Two states, and a master of bf16.
-    const size_t states = kUnits * RoundUpToPage(4 * kElements) *
-                          (of.dtype == DType::kF32 ? 2 : 3);
-    EXPECT_EQ(device_bytes[0] - device_bytes[1], states);
-    // Windows of 256 elements take a page each.
-    EXPECT_EQ(pinned_bytes[1] - pinned_bytes[0],
-              states + 3 * kOffloadSlots * 2 * kPageBytes);
-  }
-}
-
-TEST_F(CudaOffloadTest, StatesThatTheHostHasNoRoomForAreAnError) {
-  testing::fake_cuda::Options options;
-  // Enough for the collectives alone.
-  options.pinned_bytes = (size_t{4} << 20) + 50000;
-  const FakeCuda fake(options);
-  const auto plan = MakePlan(kPlain);
-  ExpectError(MakeEngine(plan, OpenLocal(), kOffload),
-              StatusCode::kResourceExhausted,
-              {"optimizer states", "of the host's memory that stays in place",
-               FormatBytes(plan->Memory(true, &kOffload).PinnedTotal())});
-  EXPECT_OK(MakeEngine(plan, OpenLocal()));
-}
-
-TEST_F(CudaOffloadTest, CheckpointsReadStatesWhereTheyLie) {
-  const testing::TempFolder folder;
-  const auto plan = MakePlan(kBf16);
-  const auto engine = MakeEngine(plan, OpenLocal(), kOffload);
-  ASSERT_OK(engine);
-  FillWith(engine->get(), DType::kBF16);
-  Train(engine->get(), 1, DType::kBF16, Clipped());
-  const FakeCounters before = Count();
-  ASSERT_OK((*engine)->Save(folder.path(), SaveOptions()));
-  const FakeCounters made = CountSince(before);
-  EXPECT_EQ(made.on_host.bytes, 0u);
-  // Parameters alone, or nothing where their masters are saved.
-  EXPECT_LE(made.to_host.bytes, 2 * kUnits * kElements + 500);
-  // An engine on the host, and one that offloads, continue with the same bits.
-  EngineOptions cpu;
-  cpu.loss_scaler = *LossScaler::Parse("dynamic?init_scale=8");
-  const auto on_host = Engine::Create(plan, OpenLocal(), cpu);
-  ASSERT_OK(on_host);
-  const auto loaded = MakeEngine(plan, OpenLocal(), kOffload);
-  ASSERT_OK(loaded);
-  for (Engine* const other : {on_host->get(), loaded->get()}) {
-    LoadReport report;
-    ASSERT_OK(other->Load(folder.path(), LoadOptions(), &report));
-    ExpectSame(other, engine->get());
-    Train(other, 2, DType::kBF16, Clipped());
-  }
-  Train(engine->get(), 2, DType::kBF16, Clipped());
-  ExpectSame(on_host->get(), engine->get());
-  ExpectSame(loaded->get(), engine->get());
-}
-
-// ---- Errors -----------------------------------------------------------------
-
-TEST_F(CudaOffloadTest, AStepIsNoPartOfAGraph) {
-  const cuda_training::HostsStream stream;
-  const auto engine = MakeEngine(MakePlan(kPlain), OpenLocal(), kOffload);
-  ASSERT_OK(engine);
-  ASSERT_OK((*engine)->SetStream(stream.get()));
-  FillWith(engine->get(), DType::kF32);
-  testing::fake_cuda::SetCaptured(stream.get());
-  ExpectError((*engine)->CaptureBegin(), StatusCode::kUnimplemented,
-              {"capture_begin", "offload"});
-  testing::fake_cuda::SetCaptured(nullptr);
-  Train(engine->get(), 1, DType::kF32, Clipped());
-}
-
-// Ranks would wait for each other in other places.
-TEST_F(CudaOffloadTest, RanksOffloadAllOrNone) {
-  const auto plan = MakePlan(kPlain, 2);
-  RunThreadRanks(2, [&](const auto& comm) {
-    const auto offload =
-        comm->rank() == 0 ? std::optional<Offload>(kOffload) : std::nullopt;
-    ExpectError(MakeEngine(plan, comm, offload), StatusCode::kDesync,
-                {"the engine's options", "offload of optimizer states"});
-  });
-}
-
-TEST_F(CudaOffloadTest, RanksMayHaveOtherNumbersOfThreads) {
-  const auto plan = MakePlan(kPlain, 2);
-  RunThreadRanks(2, [&](const auto& comm) {
-    const Offload own = {.threads = 1 + comm->rank(), .window = 256};
-    const auto engine = MakeEngine(plan, comm, own);
-    ASSERT_OK(engine);
-    FillWith(engine->get(), DType::kF32);
-    Train(engine->get(), 1, DType::kF32, Clipped());
-    ASSERT_OK((*engine)->Synchronize(0));
-  });
-}
-
-TEST_F(CudaOffloadTest, ACopyThatFailsEndsTheEngine) {
-  const auto engine = MakeEngine(MakePlan(kPlain), OpenLocal(), kOffload);
-  ASSERT_OK(engine);
-  FillWith(engine->get(), DType::kF32);
-  WriteGrads(engine->get(), 1, 1, DType::kF32);
-  // One of a thread's: those before it are the step's own values.
-  FailCall("cuMemcpyAsync", 20, cuda::CuResult::kUnknown);
-  ExpectError((*engine)->Step(StepOptions(), nullptr), StatusCode::kUnavailable,
-              {"cuMemcpyAsync", "CUDA_ERROR_UNKNOWN"});
-  ExpectError((*engine)->Step(StepOptions(), nullptr), StatusCode::kUnavailable,
-              {"CUDA_ERROR_UNKNOWN"});
 }
 
 }  // namespace
