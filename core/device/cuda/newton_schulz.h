@@ -37,7 +37,6 @@ struct EqualMatrices {
   size_t small_stride() const;
   // Returns the bytes of all of them in the workspace: two of each.
   size_t workspace_bytes() const;
-  bool operator==(const EqualMatrices&) const = default;
 };
 
 // Where the matrices of a batch lie.

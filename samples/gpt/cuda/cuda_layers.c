@@ -69,9 +69,11 @@ static void multiply(cuda_layers* all, const gpu_product* product,
 static uint64_t warps(size_t rows) { return 32 * (uint64_t)rows; }
 
 // Returns one matrix without gaps between its rows. Inputs are not written to,
-// though the type does not say so.
+// though the type does not say so. cuBLAS wants a stride of a matrix without
+// elements, too.
 static gpu_matrices matrix(const float* data, int columns) {
-  return (gpu_matrices){.data = (float*)(uintptr_t)data, .stride = columns};
+  return (gpu_matrices){.data = (float*)(uintptr_t)data,
+                        .stride = columns > 0 ? columns : 1};
 }
 
 // ---- Memory -----------------------------------------------------------------

@@ -57,7 +57,10 @@ static bool find(void* library, const char* symbol, void* function) {
 // GPU: this is the same copy, and neither is ever closed.
 static bool load_driver(gpu* g) {
   void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (!library) return gpu_fail(g, dlerror());
+  if (!library) {
+    const char* const reason = dlerror();
+    return gpu_fail(g, reason ? reason : "libcuda.so.1 cannot be loaded");
+  }
 #define FIND(name, symbol, parameters)                                 \
   if (!find(library, #symbol, &g->driver.name)) {                      \
     return gpu_fail(g, "libcuda.so.1 lacks " #symbol                   \
