@@ -256,6 +256,39 @@ class GpuTest(SdkTest):
         gc.collect()
         self.assertEqual(Tensor.alive, before - 2)
 
+    def test_a_graph_replays_steps(self):
+        driver = self.gpu.driver
+        stream, graph, launched = (ctypes.c_void_p() for _ in range(3))
+
+        def check(result):
+            self.assertEqual(result, 0)
+
+        check(driver.cuStreamCreate(ctypes.byref(stream), 1))
+        # After the engine is freed.
+        self.addCleanup(lambda: check(driver.cuStreamDestroy_v2(stream)))
+        engine = self.engine()
+        engine.set_stream(stream.value)
+        write(engine.grad_view(self.weight), 1)
+        check(driver.cuStreamBeginCapture_v2(stream, 0))
+        engine.capture_begin()
+        engine.step(report=False)
+        engine.capture_end()
+        check(driver.cuStreamEndCapture(stream, ctypes.byref(graph)))
+        check(driver.cuGraphInstantiateWithFlags(
+            ctypes.byref(launched), graph, ctypes.c_ulonglong(0)))
+        self.addCleanup(lambda: check(driver.cuGraphDestroy(graph)))
+        self.addCleanup(lambda: check(driver.cuGraphExecDestroy(launched)))
+        self.assertEqual(engine.completed_steps, 0)
+        for _ in range(2):
+            engine.before_replay()
+            check(driver.cuGraphLaunch(launched, stream))
+        self.assertEqual(engine.last_report().step, 2)
+        engine.synchronize()
+        # With momentum the second step is 1.9 times as long.
+        moved = numpy.frombuffer(
+            engine.param_view(self.weight).memory, numpy.float32)
+        self.assertAlmostEqual(moved[0], 1 + 0.5 * (1 + 1.9), places=5)
+
     def test_wrong_tensors(self):
         engine = self.engine()
         on_gpu = Tensor(self.gpu, (4, 2))
