@@ -278,7 +278,7 @@ class GpuTest(SdkTest):
             ctypes.byref(launched), graph, ctypes.c_ulonglong(0)))
         self.addCleanup(lambda: check(driver.cuGraphDestroy(graph)))
         self.addCleanup(lambda: check(driver.cuGraphExecDestroy(launched)))
-        self.assertEqual(engine.completed_steps, 0)
+        self.assertEqual(engine.completed_steps(), 0)
         for _ in range(2):
             engine.before_replay()
             check(driver.cuGraphLaunch(launched, stream))
