@@ -220,6 +220,9 @@ TEST_F(GraphCapturesTest, AnyCallMayFail) {
     Host host("adamw");
     Engine* const engine = host.engine();
     host.BindAll();
+    // Then each wait of the capture's beginning is a query or a few.
+    ASSERT_OK(engine->Synchronize(0));
+    testing::fake_cuda::RunAll();
     bool has_begun = false;
     const Status captured = host.CaptureWith([&]() -> Status {
       const OneFailure failure(call);
