@@ -230,7 +230,7 @@ grep -q "muon: not run: .*libcublasLt.so.12: " "$TEST_TMPDIR/out" ||
 # An error of NCCL is found, and a machine without NCCL has the reason.
 for fault in ncclBroadcast:2:2 ncclCommSplit:1:3 ncclMemAlloc:1:1; do
   (export SHARD_FAKE_NCCL_FAIL="$fault" && check --part nccl) && fail "$fault"
-  grep -q "FAILED .*${fault%%:*}: " "$TEST_TMPDIR/out" ||
+  grep -q "FAILED .*${fault%%:*}\( on rank 0\)\?: " "$TEST_TMPDIR/out" ||
     fail "$fault: $(<"$TEST_TMPDIR/out")"
 done
 mkdir "$TEST_TMPDIR/no_nccl"

@@ -274,6 +274,7 @@ TEST_F(GraphCapturesTest, OneStepIsCaptured) {
   }));
   host.CopyGrads(1, true);
   EXPECT_OK(host.Replay(Clipped()));
+  ASSERT_OK(host.engine()->Synchronize(0));
   ASSERT_OK(host.Capture(Clipped()));
 }
 

@@ -207,7 +207,8 @@ class NcclFailureTest : public ::testing::TestWithParam<Case> {
                        .deterministic = of().deterministic};
     fake_cuda::Options gpus;
     gpus.devices = kRanks;
-    const FakeNccl fake(gpus);
+    // Memory of NCCL's own would not be the device's, which is kept.
+    const FakeNccl fake(gpus, {.registers = false});
     const auto plan = MakePlan(form);
     EXPECT_TRUE(of().stage == 0 || ShardsAsItsStage(*plan));
     Outcome outcome;

@@ -155,7 +155,7 @@ TEST_F(NcclAbortTest, MemoryIsFreedAfterIt) {
     ASSERT_OK(memory);
     fake_nccl::HangCalls("ncclCommAbort", {.rank = 0});
     std::thread aborting([&] { EXPECT_TRUE(rank->comms->Abort()); });
-    ExpectSoon([] { return fake_nccl::NumHanging() == 1; });
+    EXPECT_TRUE(ComesTrue([] { return fake_nccl::NumHanging() == 1; }));
     rank->comms->Free(memory->data);
     EXPECT_EQ(fake_nccl::CountAlive().allocations, 1u);
     fake_nccl::ReleaseCalls();
