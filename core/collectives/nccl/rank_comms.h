@@ -128,7 +128,7 @@ class RankComms {
     std::mutex mutex;     // Held during each call of NCCL.
     Comms comms;          // GUARDED_BY(mutex)
     bool opened = false;  // GUARDED_BY(mutex); all of them.
-    // What Allocate gave, by its address. GUARDED_BY(mutex)
+    // The memory of Allocate, by its address. GUARDED_BY(mutex)
     std::map<std::byte*, Registered> memory;
     std::atomic<size_t> registered_bytes = 0;  // Of `memory`.
     // Only what ends communicators is called from here on.

@@ -66,7 +66,7 @@ struct Rooms {
 // The plan of an engine that gets another one.
 struct ReplacedPlan {
   const Plan* plan;
-  // Of the engine's collectives, which may be those of an earlier plan.
+  // The memory of the engine's collectives, which may be of an earlier plan.
   ReduceMemory reduce;
 };
 
