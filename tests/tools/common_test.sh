@@ -82,3 +82,24 @@ done
 for file in "${gone[@]}"; do
   [[ ! -e "$here/$file" ]] || fail "$file is there"
 done
+
+# So are those that were used least recently, beyond a limit.
+objects="$here/of mine/fedcba9876543210/cas"
+for age in 1 2 3; do
+  head -c 600000 /dev/zero >"$objects/$age"
+  touch -d "$age days ago" "$objects/$age"
+done
+# expect_objects LIMIT AGES: with LIMIT for all objects these are left.
+expect_objects() {
+  expect "$here/of mine/$key" SHARD_BUILD_CACHE="of mine" \
+    SHARD_BUILD_CACHE_GB="$1" -- "object_cache $key"
+  [[ "$(cd "$objects" && echo *)" == "$2" ]] ||
+    fail "with $1 GB: $(ls "$objects"), not $2"
+}
+expect_objects many "1 2 3"
+grep -q "SHARD_BUILD_CACHE_GB is 'many'" "$TEST_TMPDIR/err" ||
+  fail "$(<"$TEST_TMPDIR/err")"
+expect_objects 16 "1 2 3"
+expect_objects 0.0015 "1 2"
+expect_objects 0 "*"
+[[ -e "$here/of mine/other/ac/old" ]] || fail "a file of another layout is gone"

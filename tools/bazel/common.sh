@@ -51,13 +51,37 @@ drop_sandbox_noise() {
     '(^There were tests whose specified size is too big|^[0-9]+\.[0-9]+: src/main/tools/(linux-sandbox|process-|logging))' || true
 }
 
+# trim_objects FOLDER: deletes the objects in FOLDER that were not used for two
+# weeks, then those that were used least recently until the others take no more
+# than SHARD_BUILD_CACHE_GB (default: 16; one run of all tests leaves 10). Another
+# run may delete them at the same time.
+trim_objects() {
+  local limit="${SHARD_BUILD_CACHE_GB:-16}"
+  if [[ ! "$limit" =~ ^[0-9]{1,6}([.][0-9]+)?$ ]]; then
+    echo "SHARD_BUILD_CACHE_GB is '$limit', not a number of gigabytes; 16 it is" >&2
+    limit=16
+  fi
+  (
+    cd "$1" || exit
+    # Only files that Bazel put there, in this layout.
+    local ours=(-regextype posix-extended -regex "./[0-9a-f]{16}/(ac|cas)/.*")
+    find . "${ours[@]}" -type f -atime +14 -delete || true
+    # Bazel sets the time of writing when it uses an object; a file system may not
+    # keep that of reading.
+    { find . "${ours[@]}" -type f -printf '%A@ %T@ %b %p\n' || true; } |
+      awk '{ print ($1 > $2 ? $1 : $2), $3, $4 }' | sort -rn |
+      awk -v limit="$limit" '(used += $2 * 512) > limit * 1e9 { print $3 }' |
+      xargs -r rm -f
+    find . "${ours[@]}" -type d -empty -mtime +14 -delete || true
+  ) 2>/dev/null
+}
+
 # object_cache KEY: makes and prints the folder that keeps compiled objects for
-# KEY, 16 digits of hex. Removes objects that were not used for two weeks, for
-# other KEYs too. Where there can be no such folder it prints nothing, and the
-# reason on stderr. SHARD_BUILD_CACHE is the folder around it (default:
-# ~/.cache/libshard/objects).
+# KEY, 16 digits of hex, and trims it and those of other KEYs (trim_objects).
+# Where there can be no such folder it prints nothing, and the reason on stderr.
+# SHARD_BUILD_CACHE is the folder around it (default: ~/.cache/libshard/objects).
 object_cache() {
-  local base="${XDG_CACHE_HOME:-}" caches="${SHARD_BUILD_CACHE:-}" cache folder
+  local base="${XDG_CACHE_HOME:-}" caches="${SHARD_BUILD_CACHE:-}" cache
   # By its specification XDG_CACHE_HOME does not count unless it is absolute.
   [[ "$base" == /* ]] || base="${HOME:+$HOME/.cache}"
   if [[ -z "$caches$base" ]]; then
@@ -74,13 +98,6 @@ object_cache() {
       "another folder with SHARD_BUILD_CACHE" >&2
     return
   fi
-  # Deletes only files that Bazel put there, in this layout. Another run may
-  # delete them at the same time.
-  for folder in "$caches"/*/{ac,cas}; do
-    [[ "$folder" =~ /[0-9a-f]{16}/(ac|cas)$ ]] || continue
-    find "$folder" -type f -atime +14 -delete 2>/dev/null || true
-    find "$folder" -mindepth 1 -type d -empty -mtime +14 -delete \
-      2>/dev/null || true
-  done
+  trim_objects "$caches"
   printf '%s' "$cache"
 }
