@@ -15,6 +15,8 @@ std::string VersionText(int version) {
 
 namespace {
 
+constexpr char kName[] = "libnccl.so.2";
+
 StatusCode CodeOf(NcclResult result) {
   switch (result) {
     case NcclResult::kInvalidArgument:
@@ -29,10 +31,18 @@ StatusCode CodeOf(NcclResult result) {
   }
 }
 
+// Returns "libnccl.so.2 (/usr/lib/libnccl.so.2)".
+std::string NameOf(const cuda::Library& library) {
+  const bool is_of_process =
+      library.origin() == cuda::Library::Origin::kProcess;
+  return StrCat(library.name(), " (", library.FindPath(),
+                is_of_process ? ", which the process had before)" : ")");
+}
+
 // Finds the version, which decides whether the rest is looked for.
 StatusOr<NcclLibrary> Examine(cuda::Library library) {
   NcclLibrary opened = {std::move(library), {}};
-  const std::string& name = opened.library.name();
+  const std::string name = NameOf(opened.library);
   auto* const get_version =
       opened.library.Find<NcclResult(int*)>("ncclGetVersion");
   if (get_version == nullptr ||
@@ -44,15 +54,6 @@ StatusOr<NcclLibrary> Examine(cuda::Library library) {
                               VersionText(opened.version), "; libshard needs ",
                               VersionText(kOldestVersion),
                               " or later, before 3.0");
-  }
-  // It would wait inside of calls, whatever their deadlines.
-  const auto blocking = FindSetting("NCCL_COMM_BLOCKING");
-  if (blocking && !blocking->value.empty() && blocking->value != "0") {
-    const std::string& file = blocking->file;
-    return FailedPrecondition("NCCL_COMM_BLOCKING=", blocking->value,
-                              file.empty() ? "" : ", in ", file,
-                              ", makes its calls wait for ever; ",
-                              file.empty() ? "unset it" : "remove it there");
   }
 #define SHARD_NCCL_FIND(Name, symbol, parameters)                        \
   opened.api.Name = opened.library.Find<NcclResult parameters>(#symbol); \
@@ -93,23 +94,38 @@ Status NcclLibrary::ToStatus(NcclResult result, std::string_view call,
   const char* const last =
       api.GetLastError == nullptr ? nullptr : api.GetLastError(comm);
   const bool tells_more = last != nullptr && *last != '\0';
-  return Status(CodeOf(result),
-                StrCat(call, rank < 0 ? "" : StrCat(" on rank ", rank), ": ",
-                       text == nullptr ? "unknown error" : text, " (",
-                       static_cast<int>(result), ")", tells_more ? ": " : "",
-                       tells_more ? last : ""),
-                rank);
+  return Status(
+      CodeOf(result),
+      StrCat(call, ": ", text == nullptr ? "unknown error" : text, " (",
+             static_cast<int>(result), ")", tells_more ? ": " : "",
+             tells_more ? last : ""));
 }
 
 StatusOr<NcclLibrary> OpenNccl() {
-  auto opened = cuda::UseFirst({"libnccl.so.2"}, Examine);
+  // Calls would wait inside of NCCL, whatever their deadlines. NCCL takes an
+  // empty value for none.
+  const auto blocking = FindSetting("NCCL_COMM_BLOCKING");
+  if (blocking && !blocking->value.empty() && blocking->value != "0") {
+    const std::string& file = blocking->file;
+    return BackendUnavailable("no usable NCCL: NCCL_COMM_BLOCKING=",
+                              blocking->value,
+                              file.empty() ? "" : ", in ", file,
+                              ", makes its calls wait for ever; ",
+                              file.empty() ? "unset it" : "remove it there");
+  }
+  // No second copy is loaded beside that of the process.
+  const bool is_loaded =
+      cuda::Library::Open(kName, cuda::Library::Origin::kProcess).ok();
+  auto opened = cuda::UseFirst({kName}, Examine);
   if (opened.ok()) return opened;
   return Status(
       opened.status().code(),
-      StrCat("no usable NCCL: ", opened.status().message(), "; install NCCL ",
+      StrCat("no usable NCCL: ", opened.status().message(),
+             is_loaded ? "; let the process load NCCL " : "; install NCCL ",
              VersionText(kOldestVersion),
-             " or later (it is in Python's nvidia-nccl, too), and put "
-             "its folder into LD_LIBRARY_PATH"));
+             is_loaded ? " or later, or none before libshard does"
+                       : " or later (it is in Python's nvidia-nccl, too), and "
+                         "put its folder into LD_LIBRARY_PATH"));
 }
 
 }  // namespace shard::nccl

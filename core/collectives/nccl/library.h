@@ -31,13 +31,12 @@ struct NcclLibrary {
   cuda::Library library;
   NcclApi api;
   int version = 0;  // 22809 is 2.28.9.
-  int rank = -1;    // Whose calls are made, which errors name; -1: no rank's.
 
   // Returns functions of later versions, and whether this one has them.
   std::vector<std::pair<std::string_view, bool>> FindLaterFunctions() const;
 
-  // Returns the status of a call's result: "ncclAllGather on rank 2: unhandled
-  // cuda error (1): ...". `comm`: whose last error is told, too, or null.
+  // Returns the status of a call's result: "ncclAllGather: unhandled cuda
+  // error (1): ...". `comm`: whose last error is told, too, or null.
   Status ToStatus(NcclResult result, std::string_view call,
                   NcclComm comm) const;
 };

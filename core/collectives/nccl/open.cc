@@ -2,11 +2,9 @@
 
 #include "core/collectives/nccl/open.h"
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -38,25 +36,14 @@ std::optional<std::pair<size_t, size_t>> FindShared(
   return std::nullopt;
 }
 
-// The NCCL of a rank.
-struct Found {
-  int32_t version = 0;                // 0: there is none.
-  std::array<char, 252> reason = {};  // Why there is none.
-};
-
-// Returns why the ranks cannot use NCCL; "" where they can.
-std::string WhyNot(const std::vector<Found>& ranks,
+// Returns why the ranks cannot use NCCL of their versions; "" where they can.
+std::string WhyNot(const std::vector<int32_t>& versions,
                    const std::optional<std::pair<size_t, size_t>>& shared) {
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    const Found& rank = ranks[r];
-    if (rank.version == 0) {
-      return StrCat("rank ", r, ": ", rank.reason.data());
-    }
-    if (rank.version != ranks[0].version) {
-      return StrCat("rank 0 has NCCL ", VersionText(ranks[0].version),
-                    ", rank ", r, " has ", VersionText(rank.version),
-                    "; install one version on all hosts");
-    }
+  for (size_t r = 0; r < versions.size(); ++r) {
+    if (versions[r] == versions[0]) continue;
+    return StrCat("rank 0 has NCCL ", VersionText(versions[0]), ", rank ", r,
+                  " has ", VersionText(versions[r]),
+                  "; install one version on all hosts");
   }
   if (!shared) return "";
   return StrCat(
@@ -84,18 +71,17 @@ StatusOr<NcclLibrary> FindNccl(Communicator* control, Device* device,
                     " have one GPU");
   }
   auto library = OpenNccl();
-  Found mine;
-  if (library.ok()) {
-    mine.version = library->version;
-  } else {
-    const std::string& why = library.status().message();
-    std::memcpy(mine.reason.data(), why.data(),
-                std::min(why.size(), mine.reason.size() - 1));
+  const Status found =
+      AgreeOnStatus(control, kOpen, library.status(), deadline);
+  if (found.code() == StatusCode::kBackendUnavailable) {
+    return NotFound(found.message());
   }
-  std::vector<Found> ranks(world_size);
-  SHARD_RETURN_IF_ERROR(
-      control->AllGather(kOpen, &mine, sizeof(mine), ranks.data(), deadline));
-  const std::string why = WhyNot(ranks, shared);
+  SHARD_RETURN_IF_ERROR(found);
+  const int32_t version = library->version;
+  std::vector<int32_t> versions(world_size);
+  SHARD_RETURN_IF_ERROR(control->AllGather(kOpen, &version, sizeof(version),
+                                           versions.data(), deadline));
+  const std::string why = WhyNot(versions, shared);
   if (!why.empty()) return NotFound(why);
   return library;
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <string>
 #include <utility>
@@ -36,11 +37,24 @@ Pause PauseOfCall() {
   return Pause(std::chrono::microseconds(1), std::chrono::microseconds(500));
 }
 
+// Adds what to look at where NCCL does not start.
+Status WithRemedy(const Status& status) {
+  const char* const names = std::getenv("NCCL_SOCKET_IFNAME");
+  return Status(
+      status.code(),
+      StrCat(status.message(), "; look at NCCL's network, memory and variables",
+             names == nullptr ? "" : " (NCCL_SOCKET_IFNAME=",
+             names == nullptr ? "" : names, names == nullptr ? "" : ")",
+             " with shardctl doctor --nccl"),
+      status.rank(), std::string(status.detail()));
+}
+
 }  // namespace
 
 RankComms::RankComms(std::shared_ptr<cuda::Context> context,
-                     NcclLibrary library, int world_size)
+                     NcclLibrary library, int rank, int world_size)
     : state_(std::make_shared<State>(std::move(context), std::move(library))),
+      rank_(rank),
       world_size_(world_size),
       owner_(::getpid()) {}
 
@@ -50,35 +64,41 @@ StatusOr<std::unique_ptr<RankComms>> RankComms::Open(
     std::span<const RankSet> sets, const Deadline& deadline) {
   // NCCL starts threads, which may run its code as long as the process lives.
   library.library.Keep();
-  library.rank = control->rank();
+  const int rank = control->rank();
   std::unique_ptr<RankComms> comms(new RankComms(
-      std::move(context), std::move(library), control->world_size()));
+      std::move(context), std::move(library), rank, control->world_size()));
   comms->notices_ = notices;
   NcclId id = {};
   Status made;
-  if (control->rank() == 0) {
+  if (rank == 0) {
     made = comms->state_->context->Run([&] {
       return comms->library().ToStatus(comms->api_.GetUniqueId(&id),
                                        "ncclGetUniqueId", nullptr);
     });
+    if (!made.ok()) made = WithRemedy(made);
   }
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(control, kOpen, made, deadline));
   SHARD_RETURN_IF_ERROR(
       control->Broadcast(kOpen, 0, id.bytes, sizeof(id.bytes), deadline));
-  const Status opened = comms->state_->context->Run([&] {
-    return comms->OpenAll(id, sets, control->rank(), [&]() -> Status {
+  Status ended;
+  Status opened = comms->state_->context->Run([&] {
+    return comms->OpenAll(id, sets, [&]() -> Status {
       constexpr double kLong = 3600;  // The deadline is not that of a notice.
-      SHARD_RETURN_IF_ERROR(notices->Check(1, kOpen, Deadline::After(kLong)));
+      ended = notices->Check(1, kOpen, Deadline::After(kLong));
+      SHARD_RETURN_IF_ERROR(ended);
       if (!deadline.Expired()) return Status();
-      return DeadlineExceeded(
-          "NCCL has not made its communicators within ", deadline.seconds(),
-          " s; run with NCCL_DEBUG=INFO, or give a longer timeout");
+      return DeadlineExceeded("NCCL has not made its communicators within ",
+                              deadline.seconds(),
+                              " s; give a longer timeout, or run with "
+                              "NCCL_DEBUG=INFO");
     });
   });
   if (!opened.ok()) {
-    // Other ranks wait in NCCL for this one.
+    if (ended.ok()) opened = WithRemedy(opened);
+    // Other ranks wait in NCCL for this one. The first error is that of all.
     notices->Fail(opened);
-    return opened;
+    const Status first = notices->failure();
+    return first.ok() ? opened : first;
   }
   const Status met = control->Barrier(kOpen, deadline);
   if (met.ok()) return comms;
@@ -88,19 +108,19 @@ StatusOr<std::unique_ptr<RankComms>> RankComms::Open(
 }
 
 Status RankComms::OpenAll(const NcclId& id, std::span<const RankSet> sets,
-                          int rank, const Check& check) {
+                          const Check& check) {
   const RankSet all = RankSet::All(world_size_);
-  SHARD_RETURN_IF_ERROR(Init(id, all, rank, check));
+  SHARD_RETURN_IF_ERROR(Init(id, all, check));
   for (const RankSet& set : sets) {
     if (set == all || set.count == 1) continue;
-    SHARD_RETURN_IF_ERROR(Split(set, rank, check));
+    SHARD_RETURN_IF_ERROR(Split(set, check));
   }
   const std::lock_guard<std::mutex> lock(state_->mutex);
   state_->opened = true;
   return Status();
 }
 
-Status RankComms::Init(const NcclId& id, const RankSet& all, int rank,
+Status RankComms::Init(const NcclId& id, const RankSet& all,
                        const Check& check) {
   NcclConfig config;
   std::unique_lock<std::mutex> lock(state_->mutex);
@@ -108,13 +128,13 @@ Status RankComms::Init(const NcclId& id, const RankSet& all, int rank,
   Opened* const made = state_->comms.back().get();
   made->set = all;
   const NcclResult result =
-      api_.CommInitRankConfig(&made->comm, all.count, id, rank, &config);
+      api_.CommInitRankConfig(&made->comm, all.count, id, rank_, &config);
   // NCCL has told the handle, by which the call is ended.
   made->is_made = true;
   return Await("ncclCommInitRankConfig", result, made->comm, check, &lock);
 }
 
-Status RankComms::Split(const RankSet& set, int rank, const Check& check) {
+Status RankComms::Split(const RankSet& set, const Check& check) {
   NcclConfig config;
   std::unique_lock<std::mutex> lock(state_->mutex);
   const NcclComm parent = state_->comms.front()->comm;
@@ -123,8 +143,8 @@ Status RankComms::Split(const RankSet& set, int rank, const Check& check) {
   made->set = set;
   // The first rank of a set names it: sets of one stride have no rank in
   // common.
-  const NcclResult result = api_.CommSplit(parent, set.first, set.IndexOf(rank),
-                                           &made->comm, &config);
+  const NcclResult result = api_.CommSplit(
+      parent, set.first, set.IndexOf(rank_), &made->comm, &config);
   SHARD_RETURN_IF_ERROR(Await("ncclCommSplit", result, parent, check, &lock));
   made->is_made = true;
   return Await("ncclCommSplit", NcclResult::kInProgress, made->comm, check,
@@ -150,7 +170,15 @@ Status RankComms::Await(std::string_view call, NcclResult result, NcclComm comm,
     result = api_.CommGetAsyncError(comm, &now);
     if (result == NcclResult::kSuccess) result = now;
   }
-  return library().ToStatus(result, call, comm);
+  return ToStatus(result, call, comm);
+}
+
+Status RankComms::ToStatus(NcclResult result, std::string_view call,
+                           NcclComm comm) const {
+  const Status status = library().ToStatus(result, call, comm);
+  if (status.ok()) return status;
+  return Status(status.code(), StrCat("rank ", rank_, ": ", status.message()),
+                rank_);
 }
 
 NcclComm RankComms::Find(const RankSet& set) const {
@@ -169,13 +197,13 @@ Status RankComms::Enqueue(std::string_view what, const RankSet& set,
   const NcclComm comm = Find(set);
   NcclResult result = api_.GroupStart();
   if (result != NcclResult::kSuccess) {
-    return library().ToStatus(result, "ncclGroupStart", comm);
+    return ToStatus(result, "ncclGroupStart", comm);
   }
   const NcclResult called = calls(api_, comm);
   // The group ends whatever its calls have returned: the thread is in it.
   result = api_.GroupEnd();
   if (called != NcclResult::kSuccess && called != NcclResult::kInProgress) {
-    return library().ToStatus(called, what, comm);
+    return ToStatus(called, what, comm);
   }
   return Await(what, result, comm, check, &lock);
 }
@@ -191,8 +219,8 @@ Status RankComms::AsyncError() {
       continue;
     }
     SHARD_RETURN_IF_ERROR(
-        library().ToStatus(asked, "ncclCommGetAsyncError", opened->comm));
-    SHARD_RETURN_IF_ERROR(library().ToStatus(error, "NCCL", opened->comm));
+        ToStatus(asked, "ncclCommGetAsyncError", opened->comm));
+    SHARD_RETURN_IF_ERROR(ToStatus(error, "NCCL", opened->comm));
   }
   return Status();
 }

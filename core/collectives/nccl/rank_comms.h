@@ -66,6 +66,7 @@ class RankComms {
   RankComms& operator=(const RankComms&) = delete;
 
   const NcclLibrary& library() const { return state_->library; }
+  int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
   // Makes `calls`, in one group, on the communicator of a set, and waits until
@@ -136,13 +137,12 @@ class RankComms {
   };
 
   RankComms(std::shared_ptr<cuda::Context> context, NcclLibrary library,
-            int world_size);
+            int rank, int world_size);
 
-  Status OpenAll(const NcclId& id, std::span<const RankSet> sets, int rank,
+  Status OpenAll(const NcclId& id, std::span<const RankSet> sets,
                  const Check& check);
-  Status Init(const NcclId& id, const RankSet& all, int rank,
-              const Check& check);
-  Status Split(const RankSet& set, int rank, const Check& check);
+  Status Init(const NcclId& id, const RankSet& all, const Check& check);
+  Status Split(const RankSet& set, const Check& check);
   // Allocate and Free. REQUIRES: the context is current.
   StatusOr<Allocated> AllocateHere(std::string_view what, size_t bytes,
                                    const Check& check);
@@ -159,10 +159,14 @@ class RankComms {
   // long.
   bool Finalize() noexcept;
   NcclComm Find(const RankSet& set) const;
+  // As NcclLibrary's, with this rank: all ranks get the error.
+  Status ToStatus(NcclResult result, std::string_view call,
+                  NcclComm comm) const;
 
   const std::shared_ptr<State> state_;
   std::shared_ptr<const Notices> notices_;
   const NcclApi& api_ = state_->library.api;
+  const int rank_;
   const int world_size_;
   const pid_t owner_;
 };

@@ -96,7 +96,7 @@ Status Watchdog::Announce(const Announcement& mine, const Deadline& deadline) {
         }
         differs = Desync(
             rank, "the ranks enqueued different collectives: ", "rank ",
-            shared_->comms->library().rank, " ", mine.ToText(), ", rank ", rank,
+            shared_->comms->rank(), " ", mine.ToText(), ", rank ", rank,
             " ", other.ToText(), " (collective ", announced_,
             "); every rank must make the same calls in the same "
             "order");
@@ -197,7 +197,7 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
                                                deadline.value_or(never));
     if (late.code() == StatusCode::kDeadlineExceeded && late.rank() < 0 &&
         !work.end->IsSet()) {
-      const int rank = shared->comms->library().rank;
+      const int rank = shared->comms->rank();
       return Status(late.code(),
                     StrCat("'", work.name, "': a call of NCCL on rank ", rank,
                            " has not returned within ",

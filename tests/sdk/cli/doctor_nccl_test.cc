@@ -83,8 +83,24 @@ TEST_F(DoctorNcclTest, WithoutALibraryThereIsARemedy) {
 }
 
 TEST_F(DoctorNcclTest, AnOldLibraryIsNamed) {
-  Examine({"tests/fake_nccl/v2_12", kFakeDriver});
-  ExpectHas(Found("library"), {"warn ", "2.12.12", "libshard needs 2.18.0"});
+  const std::map<std::string, std::string> cases = {
+      {"v2_12", "is of version 2.12.12; libshard needs 2.18.0"},
+      {"v3_0", "is of version 3.0.0; libshard needs 2.18.0"},
+      {"partial", "lacks nccl"}};
+  for (const auto& [folder, reason] : cases) {
+    Examine({"tests/fake_nccl/" + folder, kFakeDriver});
+    ExpectHas(Found("library"),
+              {"warn ", folder + "/libnccl.so.2", reason, "LD_LIBRARY_PATH"});
+  }
+}
+
+TEST_F(DoctorNcclTest, AStartThatFailsIsNamedWithItsInterfaces) {
+  const Variable fail("SHARD_FAKE_NCCL_FAIL", "ncclGetUniqueId:1:5");
+  const Variable names("NCCL_SOCKET_IFNAME", "no_such");
+  ExamineWithBoth();
+  ExpectHas(Found("cuda:0 alone"),
+            {"warn ", "ncclGetUniqueId", "(NCCL_SOCKET_IFNAME=no_such)"});
+  ExpectHas(Remedy("NCCL_SOCKET_IFNAME"), {"name one of: "});
 }
 
 TEST_F(DoctorNcclTest, WithoutAGpuThereIsARemedy) {

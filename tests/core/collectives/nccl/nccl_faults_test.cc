@@ -265,7 +265,7 @@ TEST(NcclFaultsTest, AnErrorOfNcclIsThatOfAllRanks) {
     const Status status = Gather(rank);
     ExpectEnd(status, StatusCode::kUnavailable);
     EXPECT_EQ(status.rank(), 1);
-    EXPECT_TRUE(Contains(status.message(), "NCCL on rank 1: remote"));
+    EXPECT_TRUE(Contains(status.message(), "rank 1: NCCL: remote"));
   });
 }
 
@@ -279,7 +279,7 @@ TEST(NcclFaultsTest, ACallThatFailsEndsAllRanks) {
     const Status status = Gather(rank);
     ExpectEnd(status, StatusCode::kUnavailable);
     EXPECT_EQ(status.rank(), 1);
-    EXPECT_TRUE(Contains(status.message(), "gather on rank 1"));
+    EXPECT_TRUE(Contains(status.message(), "rank 1: gather"));
   });
 }
 

@@ -62,5 +62,26 @@ TEST(NcclProcessesTest, AProcessThatIsKilledIsLost) {
   EXPECT_TRUE(results[2].passed()) << results[2].ToString();
 }
 
+TEST(NcclProcessesTest, DifferentVersionsAreNamed) {
+  const std::string url = UrlFor(Backend::kShm, UniqueName(), kRanks);
+  ExpectAllPassed(RunRanks(kRanks, [&](const Rank& me) {
+    const FakeNccl fake(OneGpuEach(kRanks),
+                        {.version = me.rank() == 1 ? 22005 : 22809});
+    const auto comm =
+        OpenCommunicator(url, {.rank = me.rank(), .world_size = kRanks});
+    ASSERT_OK(comm);
+    const auto device = cuda::OpenDevice(StrCat(me.rank()));
+    ASSERT_OK(device);
+    ExpectError(
+        OpenCollectives(comm->get(), device->get(), {{RankSet::All(kRanks)}},
+                        {.transport = Transport::kNccl}, Soon()),
+        StatusCode::kBackendUnavailable,
+        {"rank 0 has NCCL 2.28.9, rank 1 has 2.20.5",
+         "install one version on all hosts"});
+    EXPECT_EQ(fake_nccl::Count().Calls("ncclGetUniqueId"), 0u);
+    EXPECT_OK((*comm)->Shutdown(Soon()));
+  }));
+}
+
 }  // namespace
 }  // namespace shard::testing::nccl_processes_test

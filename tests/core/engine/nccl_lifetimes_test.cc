@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Engines that share a process and its GPUs, over NCCL: at the same time, one
+// after another, freed by another thread, and in a host that forks; and ranks
+// whose engines differ.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/core/base/expect_status.h"
+#include "tests/core/base/in_child.h"
+#include "tests/core/engine/nccl_training.h"
+#include "tests/core/engine/thread_ranks.h"
+#include "tests/fake_nccl/fake_nccl_fixture.h"
+#include "tests/ranks/ranks.h"
+
+namespace shard::nccl_lifetimes_test {
+namespace {
+
+using nccl_training::Form;
+using nccl_training::MakePlan;
+using nccl_training::RankTraining;
+using testing::FakeNccl;
+
+constexpr int kRanks = 2;
+constexpr double kTimeout = 20;
+
+testing::fake_cuda::Options Gpus() {
+  testing::fake_cuda::Options options;
+  options.devices = kRanks;
+  return options;
+}
+
+using Body = std::function<void(const std::shared_ptr<Communicator>&)>;
+
+void RunRanks(const Body& body) {
+  RunThreadRanks(kRanks, body, kTimeout, "direct=0");
+}
+
+// Trains an engine that was filled, and returns its parameters.
+StatusOr<std::vector<float>> Train(RankTraining* training) {
+  for (int step = 1; step <= 3; ++step) {
+    SHARD_RETURN_IF_ERROR(training->Step(step));
+  }
+  return training->Read();
+}
+
+// Returns what an engine learns that is alone.
+std::vector<float> LearnedAlone(const Form& form) {
+  std::vector<float> learned;
+  const FakeNccl fake(Gpus());
+  RunRanks([&](const std::shared_ptr<Communicator>& comm) {
+    RankTraining training(form, MakePlan(form), comm, kTimeout);
+    ASSERT_OK(training.Create());
+    ASSERT_OK(training.Fill());
+    const auto values = Train(&training);
+    ASSERT_OK(values);
+    if (comm->rank() == 0) learned = *values;
+  });
+  return learned;
+}
+
+TEST(NcclLifetimesTest, TwoEnginesTrainAtTheSameTime) {
+  const Form forms[] = {{.world_size = kRanks, .stage = 1},
+                        {.world_size = kRanks, .stage = 3}};
+  std::vector<std::vector<float>> expected;
+  for (const Form& form : forms) expected.push_back(LearnedAlone(form));
+  const FakeNccl fake(Gpus());
+  RunRanks([&](const std::shared_ptr<Communicator>& comm) {
+    std::vector<std::unique_ptr<RankTraining>> trainings;
+    for (const Form& form : forms) {
+      trainings.push_back(
+          std::make_unique<RankTraining>(form, MakePlan(form), comm, kTimeout));
+      ASSERT_OK(trainings.back()->Create());
+      ASSERT_OK(trainings.back()->Fill());
+    }
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < trainings.size(); ++i) {
+      threads.emplace_back([&, i] {
+        const auto values = Train(trainings[i].get());
+        ASSERT_OK(values);
+        EXPECT_TRUE(*values == expected[i]) << forms[i].Text();
+        // Engines end in another thread than they were made in.
+        trainings[i]->End();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  });
+}
+
+// One engine is stuck and aborted on all ranks, and one of another communicator
+// trains on.
+TEST(NcclLifetimesTest, AnEngineOutlivesAnotherOnesAbort) {
+  const Form form = {.world_size = kRanks, .stage = 1};
+  const std::vector<float> expected = LearnedAlone(form);
+  const FakeNccl fake(Gpus());
+  const std::string name = testing::UniqueName();
+  RunRanks([&](const std::shared_ptr<Communicator>& comm) {
+    const auto others = OpenCommunicator(
+        StrCat("threads:2?direct=0&name=", name),
+        {.rank = comm->rank(), .world_size = kRanks, .timeout = kTimeout});
+    ASSERT_OK(others);
+    RankTraining good(form, MakePlan(form), comm, kTimeout);
+    RankTraining bad(form, MakePlan(form), *others, 1);
+    for (RankTraining* const it : {&good, &bad}) {
+      ASSERT_OK(it->Create());
+      ASSERT_OK(it->Fill());
+    }
+    ASSERT_OK(good.Synchronize());
+    ASSERT_OK(bad.Synchronize());
+    ASSERT_OK(comm->Barrier("made", Deadline::After(kTimeout)));
+    if (comm->rank() == 0) testing::fake_nccl::StickAt(1, {.rank = 1});
+    ASSERT_OK(comm->Barrier("stuck", Deadline::After(kTimeout)));
+    Status status = bad.Step(1);
+    if (status.ok()) status = bad.Synchronize();
+    EXPECT_FALSE(status.ok());
+    const auto values = Train(&good);
+    ASSERT_OK(values);
+    EXPECT_TRUE(*values == expected);
+    bad.End();
+    good.End();
+  });
+}
+
+size_t CountIn(const char* folder) {
+  const std::filesystem::directory_iterator entries(folder);
+  return static_cast<size_t>(std::distance(begin(entries), end(entries)));
+}
+
+TEST(NcclLifetimesTest, NothingIsLeftOfEngines) {
+  const Form form = {.world_size = kRanks, .stage = 3};
+  const int rounds = std::getenv("SHARD_TEST_LONG") != nullptr ? 200 : 20;
+  const auto plan = MakePlan(form);
+  const FakeNccl fake(Gpus());
+  size_t threads = 0;
+  size_t files = 0;
+  RunRanks([&](const std::shared_ptr<Communicator>& comm) {
+    for (int round = 0; round < rounds; ++round) {
+      RankTraining training(form, plan, comm, kTimeout);
+      ASSERT_OK(training.Create());
+      ASSERT_OK(training.Fill());
+      ASSERT_OK(training.Step(1));
+      ASSERT_OK(training.Synchronize());
+      training.End();
+      ASSERT_OK(comm->Barrier("freed", Deadline::After(kTimeout)));
+      if (comm->rank() == 0) {
+        EXPECT_EQ(testing::fake_nccl::CountAlive().comms, 0u);
+        if (round == 1) {
+          threads = CountIn("/proc/self/task");
+          files = CountIn("/proc/self/fd");
+        }
+        if (round == rounds - 1) {
+          EXPECT_EQ(CountIn("/proc/self/task"), threads);
+          EXPECT_EQ(CountIn("/proc/self/fd"), files);
+        }
+      }
+      ASSERT_OK(comm->Barrier("counted", Deadline::After(kTimeout)));
+    }
+  });
+}
+
+// As with a data loader: the child frees what it inherits, and exits.
+TEST(NcclLifetimesTest, AHostThatForksTrainsOn) {
+  const Form form = {.world_size = kRanks, .stage = 3};
+  const std::vector<float> expected = LearnedAlone(form);
+  const FakeNccl fake(Gpus());
+  RunRanks([&](const std::shared_ptr<Communicator>& comm) {
+    RankTraining training(form, MakePlan(form), comm, kTimeout);
+    ASSERT_OK(training.Create());
+    ASSERT_OK(training.Fill());
+    ASSERT_OK(training.Step(1));
+    ASSERT_OK(training.Synchronize());
+    ASSERT_OK(comm->Barrier("idle", Deadline::After(kTimeout)));
+    if (comm->rank() == 0) {
+      testing::InChild([&] {
+        ::alarm(60);
+        training.End();
+      });
+    }
+    ASSERT_OK(training.Step(2));
+    ASSERT_OK(training.Step(3));
+    const auto values = training.Read();
+    ASSERT_OK(values);
+    EXPECT_TRUE(*values == expected);
+  });
+}
+
+// What each rank has of an engine's parts.
+struct Part {
+  std::shared_ptr<const Plan> plan;
+  std::string device;
+  Transport transport = Transport::kNccl;
+};
+
+std::vector<Status> CreateDifferent(const std::vector<Part>& parts) {
+  const FakeNccl fake(Gpus());
+  std::vector<Status> made(kRanks);
+  RunRanks([&](const std::shared_ptr<Communicator>& comm) {
+    const auto rank = static_cast<size_t>(comm->rank());
+    const Part& part = parts[rank];
+    EngineOptions options;
+    options.timeout = 1;
+    if (part.device == "cpu") {
+      options.opened_device = *OpenDevice("cpu");
+    } else {
+      options.opened_device = *cuda::OpenDevice(part.device);
+    }
+    options.transport = part.transport;
+    const auto begin = std::chrono::steady_clock::now();
+    made[rank] = Engine::Create(part.plan, comm, options).status();
+    const std::chrono::duration<double> took =
+        std::chrono::steady_clock::now() - begin;
+    EXPECT_LT(took.count(), 2);
+  });
+  return made;
+}
+
+TEST(NcclLifetimesTest, RanksThatDifferAreToldHow) {
+  const auto plan = MakePlan({.world_size = kRanks, .stage = 1});
+  const auto other = MakePlan({.world_size = kRanks, .stage = 2});
+  struct Case {
+    std::vector<Part> parts;
+    StatusCode code;
+    const char* text;
+  };
+  for (const Case& it : std::vector<Case>{
+           {{{plan, "0"}, {other, "1"}}, StatusCode::kDesync, "stage: rank 0"},
+           {{{plan, "0"}, {plan, "1", Transport::kStaged}},
+            StatusCode::kDesync,
+            "collectives: rank 0 has nccl, rank 1 has staged"},
+           {{{plan, "0"}, {plan, "1", Transport::kAuto}},
+            StatusCode::kDesync,
+            "rank 1 has auto"},
+           {{{plan, "0"}, {plan, "cpu"}},
+            StatusCode::kDesync,
+            "kind of device: rank 0 has cuda, rank 1 has cpu"},
+           {{{plan, "1"}, {plan, "1"}},
+            StatusCode::kBackendUnavailable,
+            "ranks 0 and 1 have one GPU"}}) {
+    SCOPED_TRACE(it.text);
+    const auto made = CreateDifferent(it.parts);
+    for (const Status& status : made) {
+      ExpectError(status, it.code, {it.text});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shard::nccl_lifetimes_test
