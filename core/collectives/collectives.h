@@ -50,6 +50,7 @@
 #include "core/comm/exchange.h"
 #include "core/comm/rank_set.h"
 #include "core/device/device.h"
+#include "core/device/event.h"
 #include "core/device/stream.h"
 
 namespace shard {
@@ -142,6 +143,14 @@ class Collectives {
   virtual Status FindLate(const Deadline& /*deadline*/) const {
     return Status();
   }
+  // Returns whether collectives may be part of a graph that a device repeats.
+  virtual bool CanBeCaptured() const { return false; }
+  // Sets whether they are, from here on: they are not compared between the
+  // ranks, which have to make the same calls and to repeat the graph together.
+  virtual void SetCaptures(bool /*captures*/) {}
+  // Watches the collectives of one replay as others are: from `begin`, where
+  // the device comes to the first of them, to `end`.
+  virtual void WatchReplay(Event /*begin*/, Event /*end*/) {}
 
   // Sets when the collectives end that are enqueued from here on; null: each
   // after a time of its own. Returns what held before.

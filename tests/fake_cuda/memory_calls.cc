@@ -87,12 +87,13 @@ CuResult FreeNow(Call* call, const char* symbol, uintptr_t begin, bool pinned) {
   return call->result();
 }
 
-// Copies memory. The host may write a word that is copied alone meanwhile.
+// Copies memory. The host may use a word that is copied alone meanwhile.
 void MoveBytes(uintptr_t to, uintptr_t from, size_t bytes) {
   constexpr size_t kWord = sizeof(uint32_t);
   if (bytes == kWord && to % kWord == 0 && from % kWord == 0) {
     const auto* const word = reinterpret_cast<const uint32_t*>(from);
-    *reinterpret_cast<uint32_t*>(to) = __atomic_load_n(word, __ATOMIC_SEQ_CST);
+    __atomic_store_n(reinterpret_cast<uint32_t*>(to),
+                     __atomic_load_n(word, __ATOMIC_SEQ_CST), __ATOMIC_SEQ_CST);
     return;
   }
   std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from),

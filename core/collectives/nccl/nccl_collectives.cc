@@ -118,12 +118,16 @@ bool NcclCollectives::IsOpened(std::string_view tag, const RankSet& set,
 void NcclCollectives::Add(std::string_view tag, const RankSet& set,
                           const Announcement& announced, size_t bytes,
                           Call call, Stream* stream) {
-  const Deadline deadline = deadline_.value_or(Deadline::After(parts_.timeout));
-  const Status status = parts_.watchdog->Announce(announced, deadline);
-  if (!status.ok()) {
-    launch_ = {};
-    stream->Native(tag, [status](void*) { return status; });
-    return;
+  if (!captures_) {
+    const Deadline deadline =
+        deadline_.value_or(Deadline::After(parts_.timeout));
+    const Status status = parts_.watchdog->Announce(announced, deadline);
+    if (!status.ok()) {
+      launch_ = {};
+      stream->Native(tag, [status](void*) { return status; });
+      return;
+    }
+    parts_.observer->Count(EventOf(announced.kind), bytes);
   }
   std::vector<std::string_view>& tags = launch_.tags;
   if (std::find(tags.begin(), tags.end(), tag) == tags.end()) {
@@ -131,7 +135,6 @@ void NcclCollectives::Add(std::string_view tag, const RankSet& set,
   }
   launch_.set = set;
   launch_.calls.push_back(std::move(call));
-  parts_.observer->Count(EventOf(announced.kind), bytes);
   if (!in_group_) Flush(stream);
 }
 
@@ -146,7 +149,10 @@ void NcclCollectives::Flush(Stream* stream) {
   const std::string_view tag = launch.tags.front();
   std::string name = launch.Name();
   const auto check = watchdog->Checks(name, deadline_);
-  const auto end = watchdog->Watch(name, stream->Record(), deadline_);
+  // A replay is watched as a whole.
+  const auto end = captures_
+                       ? nullptr
+                       : watchdog->Watch(name, stream->Record(), deadline_);
   stream->Native(tag,
                  [watchdog, comms = parts_.comms, launch = std::move(launch),
                   name = std::move(name), check](void* native) {
@@ -163,7 +169,7 @@ void NcclCollectives::Flush(Stream* stream) {
                    if (!given.ok()) watchdog->Report(given);
                    return given;
                  });
-  end->Set(stream->Record());
+  if (end != nullptr) end->Set(stream->Record());
   for (const BlockSum& sum : sums) stream->SumBlocks(sum);
 }
 

@@ -82,6 +82,13 @@ class NcclCollectives final : public Collectives {
   Status FindLate(const Deadline& deadline) const override {
     return parts_.watchdog->FindLate(deadline);
   }
+  bool CanBeCaptured() const override { return true; }
+  void SetCaptures(bool captures) override { captures_ = captures; }
+  void WatchReplay(Event begin, Event end) override {
+    parts_.watchdog
+        ->Watch("replay of a captured step", std::move(begin), std::nullopt)
+        ->Set(std::move(end));
+  }
   std::shared_ptr<void> OnFailure(FailureHandler handler) override {
     return parts_.watchdog->OnFailure(std::move(handler));
   }
@@ -137,6 +144,7 @@ class NcclCollectives final : public Collectives {
   const Parts parts_;
   std::optional<Deadline> deadline_;
   bool in_group_ = false;
+  bool captures_ = false;
   Launch launch_;
 };
 

@@ -56,10 +56,17 @@ Status EngineRuntime::BeginCapture() {
       return begun;
     }
   }
+  SetCaptures(true);
   return Status();
 }
 
+void EngineRuntime::SetCaptures(bool captures) {
+  queue_->SetCaptures(captures);
+  collectives_->SetCaptures(captures);
+}
+
 void EngineRuntime::EndCapture() {
+  SetCaptures(false);
   for (Stream* const stream :
        {host_->get(), compute_.get(), moving_.get(), &queue_->stream()}) {
     stream->EndCapture();

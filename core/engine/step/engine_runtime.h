@@ -86,6 +86,7 @@ class EngineRuntime {
   EngineRuntime() = default;
 
   Status Connect(Communicator* comm, Device* device, const Options& options);
+  void SetCaptures(bool captures);
 
   // The streams are destroyed first, the queue's before the others: their work
   // uses the components, the meetings of a step that nobody has waited for too.

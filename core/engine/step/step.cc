@@ -98,7 +98,7 @@ Status Stepper::Run(const StepInput& input, bool meets,
     if (!status.ok()) return status;
   }
   Stopwatch updating(&report->seconds_update);
-  if (captures_) latch_.DownloadMark(deps_.compute);
+  if (captures_) latch_.DownloadMark(ReplayMarks::Mark::kEnd, deps_.compute);
   // A skipped step has changed nothing, where that is known by now.
   const bool skipped = deps_.compute->IsInline() && latch_.host_block().skipped;
   if (deps_.overlap && !skipped) {
@@ -246,7 +246,6 @@ void Stepper::CheckGradients(Stream* stream) const {
 StepForm Stepper::LatchReplay(const StepInput& input, const StepBytes& bytes) {
   bytes_ = bytes;
   latch_.Latch(input);
-  latch_.Mark();
   return FormOf(input);
 }
 

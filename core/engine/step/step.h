@@ -143,10 +143,25 @@ class Stepper {
   StepForm LatchReplay(const StepInput& input, const StepBytes& bytes);
   // Makes `finished` the event that ends the last step.
   void SetFinished(Event finished) { finished_ = std::move(finished); }
-  // Returns whether the step that was captured has run since LatchReplay.
-  bool HasReplayed() const { return !latch_.IsMarked(); }
+  // Begins a replay of the step that was captured, whose collectives are then
+  // watched, and says that it will not come.
+  void BeginReplay() {
+    using Mark = ReplayMarks::Mark;
+    latch_.marks().Set();
+    deps_.collectives->WatchReplay(latch_.marks().EventOf(Mark::kBegin),
+                                   latch_.marks().EventOf(Mark::kEnd));
+  }
+  void DropReplay() { latch_.marks().Clear(); }
+  // Returns whether the step has run since BeginReplay.
+  bool HasReplayed() const { return latch_.marks().HasEnded(); }
   // Sets whether Run enqueues a part of a graph from now on.
   void SetCaptures(bool captures) { captures_ = captures; }
+  // Enqueues the place in the graph where its collectives begin.
+  void MarkBegin() {
+    latch_.DownloadMark(ReplayMarks::Mark::kBegin, deps_.compute);
+  }
+  // Returns whether the host has to acquire units to see a step's results.
+  bool overlaps() const { return deps_.overlap; }
   // Returns the form of the step that was latched last, with this input.
   StepForm FormOf(const StepInput& input) const;
   // Returns the bytes of the step of the last Run or LatchReplay.

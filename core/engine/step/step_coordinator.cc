@@ -95,8 +95,7 @@ Status StepCoordinator::Begin(const StatusOr<StepOptions>& given,
   const Proposal proposal =
       agreement_.ProposalFor(Activity::kBeginStep, options);
   int32_t leader = 0;
-  SHARD_RETURN_IF_ERROR(runtime_->units().EnterStep(StepMode::kRun, proposal,
-                                                    local, deadline, &leader));
+  SHARD_RETURN_IF_ERROR(runtime_->units().EnterStep(proposal, local, deadline, &leader));
   return RunBegin(options, leader, deadline);
 }
 
@@ -138,10 +137,15 @@ Status StepCoordinator::Step(const StatusOr<StepOptions>& given,
 // ---- Graphs -----------------------------------------------------------------
 
 Status StepCoordinator::CheckCapture(const Deadline& deadline) const {
-  if (deps_.comm->world_size() != 1) {
-    return Unimplemented("capture_begin with ", deps_.comm->world_size(),
-                         " ranks: only the step of one rank can be part of a "
-                         "graph; step without one");
+  const int ranks = deps_.comm->world_size();
+  const Plan& plan = *runtime_->plan();
+  if (ranks > 1 && !runtime_->collectives().CanBeCaptured()) {
+    return Unimplemented("capture_begin with ", ranks,
+                         " ranks, between which tensors are moved by '",
+                         runtime_->collectives().transport(),
+                         "': only NCCL's transfers can be part of a graph; "
+                         "create the engine with collectives=nccl, or step "
+                         "without a graph");
   }
   if (deps_.missing_grads != MissingGrads::kError) {
     return FailedPrecondition(
@@ -149,10 +153,17 @@ Status StepCoordinator::CheckCapture(const Deadline& deadline) const {
         "each step; create the engine without it");
   }
   SHARD_RETURN_IF_ERROR(CheckBetweenSteps("capture_begin"));
-  if (!deps_.comm->direct()) {
+  if (ranks == 1 && !deps_.comm->direct()) {
     return Unimplemented(
         "capture_begin with a communicator of direct=0, whose transfers are "
         "no part of a graph; leave direct=0 out");
+  }
+  if (ranks > 1 && (plan.shards_grads() || plan.shards_params() ||
+                    runtime_->stepper().overlaps())) {
+    return FailedPrecondition(
+        "capture_begin with gradients or parameters that are sharded, or with "
+        "overlap, where units are acquired and marked: in a graph nothing does "
+        "that; plan with stage 0 or 1, and leave overlap out");
   }
   if (runtime_->units().states().declares()) {
     return FailedPrecondition(
@@ -182,10 +193,9 @@ Status StepCoordinator::CheckStep(const StatusOr<StepOptions>& given,
   return runtime_->units().CheckStep();
 }
 
-Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
-                                    const Status& known,
-                                    const Deadline& deadline,
-                                    const StepReport* report) {
+Status StepCoordinator::CheckCaptureStep(const StatusOr<StepOptions>& given,
+                                         const Status& known,
+                                         const StepReport* report) const {
   if (report != nullptr) {
     return FailedPrecondition(
         "step with a report between capture_begin and capture_end, where "
@@ -197,62 +207,76 @@ Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
         "be replayed with the values of one; capture each in a graph of its "
         "own");
   }
-  SHARD_RETURN_IF_ERROR(CheckStep(given, known));
-  captured_in_ = capture_;
-  ForgetCaptured("the capture of another step has failed since");
+  return CheckStep(given, known);
+}
+
+StatusOr<StepInput> StepCoordinator::Enter(Activity activity,
+                                           const StatusOr<StepOptions>& given,
+                                           const Status& local,
+                                           const Deadline& deadline,
+                                           int32_t* active) {
+  const StepOptions options = given.ok() ? *given : StepOptions();
+  int32_t leader = 0;
+  SHARD_RETURN_IF_ERROR(runtime_->units().EnterStep(
+      agreement_.ProposalFor(activity, options), local, deadline, &leader));
+  return agreement_.Agree(options, leader, deadline, active);
+}
+
+Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
+                                    const Status& known,
+                                    const Deadline& deadline,
+                                    const StepReport* report) {
+  const Status local = CheckCaptureStep(given, known, report);
+  if (local.ok()) {
+    captured_in_ = capture_;
+    ForgetCaptured("the capture of another step has failed since");
+  }
+  int32_t active = 0;
+  SHARD_ASSIGN_OR_RETURN(
+      const StepInput input,
+      Enter(Activity::kCapture, given, local, deadline, &active));
+  Units& units = runtime_->units();
+  Stepper& stepper = runtime_->stepper();
   Captured captured;
-  const Status enqueued = EnqueueCaptured(*given, deadline, &captured);
-  runtime_->units().FinishStep();
+  Status enqueued = units.CompleteGrads(deadline);
+  if (enqueued.ok()) {
+    StepReport dropped;
+    if (deps_.comm->world_size() > 1) stepper.MarkBegin();
+    enqueued = stepper.Run(input, units.SomeAreAsync(),
+                           units.EnqueueRest(deadline), deadline, &dropped);
+  }
+  units.FinishStep();
   captured.bound_bytes = runtime_->bound_copies().TakeBytes();
-  // Nothing has run, so this ends nothing.
-  if (!enqueued.ok()) return enqueued;
+  // Nothing has run, so this ends nothing. No rank has a graph where one
+  // failed.
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(deps_.comm, "capture a step", enqueued, deadline));
+  captured.form = stepper.FormOf(input);
+  captured.bytes = stepper.bytes();
   captured_ = std::move(captured);
   return Status();
 }
 
-Status StepCoordinator::EnqueueCaptured(const StepOptions& options,
-                                        const Deadline& deadline,
-                                        Captured* captured) {
-  int32_t leader = 0;
-  Units& units = runtime_->units();
-  SHARD_RETURN_IF_ERROR(units.EnterStep(
-      StepMode::kCapture, agreement_.ProposalFor(Activity::kStep, options),
-      Status(), deadline, &leader));
-  int32_t active = 0;
-  SHARD_ASSIGN_OR_RETURN(const StepInput input,
-                         agreement_.Agree(options, leader, deadline, &active));
-  Stepper& stepper = runtime_->stepper();
-  StepReport dropped;
-  SHARD_RETURN_IF_ERROR(stepper.Run(input, units.SomeAreAsync(),
-                                    units.EnqueueRest(deadline), deadline,
-                                    &dropped));
-  captured->form = stepper.FormOf(input);
-  captured->bytes = stepper.bytes();
-  return Status();
+Status StepCoordinator::CheckReplay(const StatusOr<StepOptions>& given,
+                                    const Status& known) const {
+  SHARD_RETURN_IF_ERROR(CheckStep(given, known));
+  SHARD_RETURN_IF_ERROR(CheckNotBegun("before_replay"));
+  if (captured_) return Status();
+  return FailedPrecondition("before_replay: ", not_captured_,
+                            "; capture the step again");
 }
 
 Status StepCoordinator::BeforeReplay(const StatusOr<StepOptions>& given,
                                      const Status& known,
                                      const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(TakeResult(deadline));
-  SHARD_RETURN_IF_ERROR(CheckStep(given, known));
-  SHARD_RETURN_IF_ERROR(CheckNotBegun("before_replay"));
-  if (!captured_) {
-    return FailedPrecondition("before_replay: ", not_captured_,
-                              "; capture the step again");
-  }
-  int32_t leader = 0;
-  Units& units = runtime_->units();
-  SHARD_RETURN_IF_ERROR(units.EnterStep(
-      StepMode::kReplay, agreement_.ProposalFor(Activity::kStep, *given),
-      Status(), deadline, &leader));
   StepReport report;
   SHARD_ASSIGN_OR_RETURN(
       const StepInput input,
-      agreement_.Agree(*given, leader, deadline, &report.active));
-  const StepForm form =
-      runtime_->stepper().LatchReplay(input, captured_->bytes);
-  units.FinishStep();
+      Enter(Activity::kReplay, given, CheckReplay(given, known), deadline,
+            &report.active));
+  const StepForm form = runtime_->stepper().LatchReplay(input, captured_->bytes);
+  runtime_->units().FinishStep();
   if (const std::string difference = form.DifferenceTo(captured_->form);
       !difference.empty()) {
     return FailedPrecondition(
@@ -264,6 +288,7 @@ Status StepCoordinator::BeforeReplay(const StatusOr<StepOptions>& given,
   report.bytes_moved = captured_->bound_bytes;
   pending_ = report;
   replays_ = true;
+  runtime_->stepper().BeginReplay();
   return Status();
 }
 
@@ -297,7 +322,7 @@ Status StepCoordinator::EnterAndRun(const StatusOr<StepOptions>& given,
     Span wait(deps_.comm->observer(), EventId::kEnter, {},
               &report->seconds_wait);
     const Status entered = runtime_->units().EnterStep(
-        StepMode::kRun, proposal, local, deadline, &leader);
+        proposal, local, deadline, &leader);
     wait.set_result(entered);
     if (!entered.ok()) return entered;
   }
@@ -384,6 +409,8 @@ Status StepCoordinator::Await(const Deadline& deadline) const {
     // It may have ended just after the deadline.
     finished = stepper.AwaitResult(deadline, &taken);
   }
+  // Collectives of a replay may have been aborted, which ends the graph.
+  if (finished.ok() && replays_) finished = runtime_->compute().status();
   // The host has not launched the graph yet.
   if (finished.ok() && replays_ && !stepper.HasReplayed()) return Status();
   pending_.reset();
@@ -415,6 +442,7 @@ Status StepCoordinator::TakeResult(const Deadline& deadline) const {
     return goes_on ? finished : runtime_->units().Fail(finished);
   }
   // Left over where the host did not launch the graph: nothing has run.
+  if (pending_ && replays_) runtime_->stepper().DropReplay();
   pending_.reset();
   replays_ = false;
   return Status();

@@ -65,11 +65,11 @@ class StepCoordinator {
   Status Step(const StatusOr<StepOptions>& given, const Status& known,
               const Deadline& deadline, StepReport* report);
   void SetReturnsEarly(bool early) { returns_early_ = early; }
-  // Graphs of the host's (shard_engine_capture_begin). Local, for one rank.
-  // CheckCapture returns why a capture cannot begin; from SetCapture(the
-  // host's capture) until SetCapture(null) a step is enqueued, one in each
-  // capture, and not counted. BeforeReplay gives that step new values, and
-  // counts it once it has run.
+  // Graphs of the host's (shard_engine_capture_begin). CheckCapture returns why
+  // a capture cannot begin; from SetCapture(the host's capture) until
+  // SetCapture(null) a step is enqueued, one in each capture, and not counted.
+  // BeforeReplay gives that step new values, and counts it once it has run; the
+  // ranks agree on it as on a step.
   Status CheckCapture(const Deadline& deadline) const;
   void SetCapture(std::optional<uint64_t> capture);
   bool captures() const { return capture_.has_value(); }
@@ -100,14 +100,22 @@ class StepCoordinator {
   };
 
   Status CheckBegin(const StepOptions& options) const;
-  // Enqueue the step of a capture: once for each, and after all checks.
+  // Enters a step, of which `local` is an error of this rank, and agrees on its
+  // input. COLLECTIVE.
+  StatusOr<StepInput> Enter(Activity activity,
+                            const StatusOr<StepOptions>& given,
+                            const Status& local, const Deadline& deadline,
+                            int32_t* active);
+  // Enqueues the step of a capture. COLLECTIVE.
   Status CaptureStep(const StatusOr<StepOptions>& given, const Status& known,
                      const Deadline& deadline, const StepReport* report);
-  Status EnqueueCaptured(const StepOptions& options, const Deadline& deadline,
-                         Captured* captured);
   // Returns the error of a step that this rank alone knows.
   Status CheckStep(const StatusOr<StepOptions>& given,
                    const Status& known) const;
+  Status CheckCaptureStep(const StatusOr<StepOptions>& given,
+                          const Status& known, const StepReport* report) const;
+  Status CheckReplay(const StatusOr<StepOptions>& given,
+                     const Status& known) const;
   // Acts as Await, with errors that are final: for the rank's own step, and
   // before the next one. Of a replay, kDeadlineExceeded is not: the host's
   // stream may have been given much after it.

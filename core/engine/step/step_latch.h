@@ -25,6 +25,7 @@
 #include "core/base/status.h"
 #include "core/device/device.h"
 #include "core/device/step_block.h"
+#include "core/engine/step/replay_marks.h"
 #include "core/flat/plan.h"
 #include "core/optim/optimizer.h"
 #include "kernels/cpu/norm.h"
@@ -75,12 +76,11 @@ class StepLatch {
   // update is made as a whole or not at all.
   void UploadPoison(Stream* stream) const;
 
-  // For a step in a graph: Mark marks the host's block, and what DownloadMark
-  // gives a stream takes the mark away. So IsMarked tells whether the graph has
-  // run since.
-  void Mark() { *mark() = 1; }
-  bool IsMarked() const { return *mark() != 0; }
-  void DownloadMark(Stream* stream) const;
+  // For a step in a graph: the marks of a replay, beside the host's block, and
+  // what takes one of them away where a stream comes to it.
+  ReplayMarks& marks() { return marks_; }
+  const ReplayMarks& marks() const { return marks_; }
+  void DownloadMark(ReplayMarks::Mark mark, Stream* stream) const;
 
   const StepBlock& host_block() const {
     return *reinterpret_cast<const StepBlock*>(memory_.data());
@@ -98,19 +98,17 @@ class StepLatch {
   void MakeRows(const StepInput& input);
   void MakeRowsByStep(const StepInput& input);
 
-  // Behind the block, the rows and their indices. The device's is always 0.
-  uint64_t* mark() const {
-    return reinterpret_cast<uint64_t*>(memory_.data() + mark_at_);
-  }
-
   uint64_t seed_ = 0;
-  size_t mark_at_ = 0;
+  // The marks, behind the block, the rows and their indices. The device's are
+  // always 0.
+  size_t marks_at_ = 0;
   // The positions of the trainable parameters, by group.
   std::vector<std::vector<uint32_t>> positions_;
   // The block, its rows, and the row of each parameter.
   DeviceMemory memory_;
   bool copies_ = false;
   DeviceMemory device_memory_;  // The same, where the latch copies.
+  ReplayMarks marks_;           // Ends before its memory.
   StepRow* rows_ = nullptr;
   uint32_t* param_rows_ = nullptr;
   size_t made_rows_ = 0;

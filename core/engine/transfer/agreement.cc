@@ -33,6 +33,10 @@ std::string_view VerbOf(Activity activity) {
       return "begins a step";
     case Activity::kStep:
       return "steps";
+    case Activity::kCapture:
+      return "captures a step";
+    case Activity::kReplay:
+      return "replays a captured step";
     case Activity::kJoin:
       return "waits in join";
     case Activity::kSummon:

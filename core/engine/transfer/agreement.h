@@ -48,7 +48,9 @@ enum class Activity : int32_t {
   kGather,      // The parameters of a unit.
   kBeginStep,
   kStep,
-  kJoin,  // Out of input: follows the others until all ranks are.
+  kCapture,  // A step, as part of a graph.
+  kReplay,   // Of the step that was captured.
+  kJoin,     // Out of input: follows the others until all ranks are.
   kSummon,
   kReplan,
   kSave,
@@ -74,6 +76,12 @@ struct StepEntry {
 
 // The value of Proposal::zeroed before the first zero_grad.
 inline constexpr int64_t kNeverZeroed = -1;
+
+// Returns whether an activity completes a step.
+constexpr bool IsStep(Activity activity) {
+  return activity == Activity::kStep || activity == Activity::kCapture ||
+         activity == Activity::kReplay;
+}
 
 // Returns whether an activity moves the tensors of a unit.
 constexpr bool MovesUnit(Activity activity) {

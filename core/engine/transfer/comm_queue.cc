@@ -79,6 +79,10 @@ Event CommQueue::Run(uint64_t bytes, const Enqueue& enqueue) {
   stream_->Wait(host_->Record(), given);
   stream_->Wait(compute_->Record(), given);
   const Status enqueued = enqueue(stream_.get());
+  if (captures_) {
+    if (!enqueued.ok()) stream_->Fail(enqueued);
+    return stream_->Record();
+  }
   const uint64_t number =
       EnqueueRankWork(comm_->host_waits(), stream_.get(), "end transfers",
                       [enqueued] { return enqueued; });
@@ -90,6 +94,7 @@ Event CommQueue::Run(uint64_t bytes, const Enqueue& enqueue) {
 Status CommQueue::Measure(EventId event, const EventArguments& arguments,
                           const std::shared_ptr<Time>& time, Stream* stream,
                           const Enqueue& enqueue) const {
+  if (captures_) return enqueue(stream);
   const auto measured =
       std::make_shared<Measured>(comm_->observer(), event, arguments, time);
   stream->Call("begin to measure", [measured] {

@@ -56,6 +56,10 @@ class CommQueue {
   using Enqueue = std::function<Status(Stream* stream)>;
   Event Run(uint64_t bytes, const Enqueue& enqueue);
 
+  // Sets whether work is part of a graph from here on. It is not measured then,
+  // and nobody waits for it.
+  void SetCaptures(bool captures) { captures_ = captures; }
+
   // Gives the streams before Run until `deadline`, where that is later: that of
   // a step, which the compute stream may still be doing.
   void AllowUntil(const Deadline& deadline) { allowed_ = deadline; }
@@ -115,6 +119,7 @@ class CommQueue {
   Stream* const compute_;
   const double timeout_;
   Deadline allowed_ = Deadline::After(0);
+  bool captures_ = false;
   // Shared with work of streams that may end after this.
   const std::shared_ptr<Time> time_;
   CommCounters counters_;

@@ -141,19 +141,17 @@ bool Units::SomeAreAsync() const {
       [](const Proposal& proposal) { return proposal.async != 0; });
 }
 
-Status Units::CompleteGrads(StepMode mode, const Deadline& deadline) {
-  const Status complete = grads_.CompleteWhole(deadline);
-  return complete.ok() || mode == StepMode::kCapture ? complete
-                                                     : Fail(complete);
+Status Units::CompleteGrads(const Deadline& deadline) {
+  return grads_.CompleteWhole(deadline);
 }
 
-Status Units::EnterStep(StepMode mode, Proposal proposal, const Status& local,
+Status Units::EnterStep(Proposal proposal, const Status& local,
                         const Deadline& deadline, int32_t* leader) {
   SHARD_RETURN_IF_ERROR(meetings_.TakeAgreement(deadline));
-  const bool completes =
-      proposal.activity == Activity::kStep && mode != StepMode::kReplay;
+  const bool completes = proposal.activity == Activity::kStep;
   if (completes && local.ok() && !meetings_.agreement().announces()) {
-    SHARD_RETURN_IF_ERROR(CompleteGrads(mode, deadline));
+    const Status complete = CompleteGrads(deadline);
+    if (!complete.ok()) return Fail(complete);
     // Ranks that share memory read these gradients, and write the parameters
     // that the host reads: at once, or after a meeting of the compute streams.
     if (deps_.comm->direct() && !meetings_.StreamsAreInline()) {
@@ -170,7 +168,8 @@ Status Units::EnterStep(StepMode mode, Proposal proposal, const Status& local,
     SHARD_RETURN_IF_ERROR(FollowLeader(*leader, deadline));
   }
   if (!completes || !meetings_.agreement().announces()) return Status();
-  return CompleteGrads(mode, deadline);
+  const Status complete = CompleteGrads(deadline);
+  return complete.ok() ? complete : Fail(complete);
 }
 
 Status Units::Follow(Proposal proposal, const Status& local,

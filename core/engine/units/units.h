@@ -54,10 +54,6 @@
 
 namespace shard {
 
-// How the work of a step comes to the device: at once; as a part of a graph,
-// which does not run yet; or by a launch of that graph.
-enum class StepMode { kRun, kCapture, kReplay };
-
 class Units {
  public:
   struct Dependencies {
@@ -117,14 +113,16 @@ class Units {
 
   // Returns the error, on this rank alone, of a step at this time.
   Status CheckStep() const;
-  // Enters a step. COLLECTIVE. Exchanges proposals (`proposal` is of kStep or
-  // kBeginStep) until all ranks propose the same, and takes part in what other
-  // ranks propose before. Then the completing of whole gradients is enqueued;
-  // transfers may be in progress where ranks announce them. A graph completes
-  // gradients itself when it is launched. An error of completing them is final,
-  // but not in a capture, where nothing has run.
-  Status EnterStep(StepMode mode, Proposal proposal, const Status& local,
+  // Enters a step. COLLECTIVE. Exchanges proposals (`proposal` is of kBeginStep,
+  // kStep, kCapture or kReplay) until all ranks propose the same, and takes part
+  // in what other ranks propose before. Then, for a kStep, the completing of
+  // whole gradients is enqueued; transfers may be in progress where ranks
+  // announce them.
+  Status EnterStep(Proposal proposal, const Status& local,
                    const Deadline& deadline, int32_t* leader);
+  // Enqueues the completing of whole gradients for a step that is captured,
+  // after EnterStep. The graph does it in replays. An error is not final.
+  Status CompleteGrads(const Deadline& deadline);
   // Returns whether, after EnterStep, streams of some ranks may have work left:
   // the streams must meet before ranks use each other's memory.
   bool SomeAreAsync() const;
@@ -173,8 +171,6 @@ class Units {
   // Runs the leader's operation in this thread, for a rank that came for
   // something else.
   Status FollowLeader(int32_t leader, const Deadline& deadline);
-  // Enqueues the completing of whole gradients for a step.
-  Status CompleteGrads(StepMode mode, const Deadline& deadline);
 
   const Dependencies deps_;
   const Plan& plan_;

@@ -1195,13 +1195,16 @@ extern "C" {
     /// graph and does not run; only shard_engine_zero_grad and one shard_engine_step
     /// without a report are allowed. The step's options say what kind of step is
     /// captured; it is not counted. A capture of a step ends the use of graphs of
-    /// the captures before. For one rank: UNIMPLEMENTED for more, with direct=0,
-    /// with offload, and on devices without graphs. FAILED_PRECONDITION while the
-    /// stream is not captured, in state FILLING, while a step is begun, units are
-    /// acquired, gradients are ready or parameters are summoned; with missing_grads;
-    /// on an engine whose units or gradients were ever marked; and after a replay
-    /// that nothing has waited for. An error of the step before is final, others
-    /// leave the engine as it was. Local, blocks until the step before has ended.
+    /// the captures before. With several ranks each captures a graph, and the step
+    /// is COLLECTIVE. UNIMPLEMENTED for several ranks without collectives=nccl, for
+    /// one with direct=0, with offload, and on devices without graphs.
+    /// FAILED_PRECONDITION while the stream is not captured, in state FILLING, while
+    /// a step is begun, units are acquired, gradients are ready or parameters are
+    /// summoned; with missing_grads; on an engine whose units or gradients were ever
+    /// marked; for several ranks with overlap or a plan that shards gradients or
+    /// parameters; and after a replay that nothing has waited for. An error of the
+    /// step before is final, others leave the engine as it was. Local, blocks until
+    /// the step before has ended.
     #[must_use]
     pub fn shard_engine_capture_begin(engine: *mut shard_engine) -> *mut shard_error;
 }
@@ -1229,7 +1232,9 @@ extern "C" {
     /// shard_engine_bind_param), while a step is begun, and for a step of another
     /// kind: with a norm where none was captured or without one, with another
     /// ns_steps of muon, or where parameters do steps of different numbers only now.
-    /// Capture again then, or step without the graph. Local, blocks.
+    /// Capture again then, or step without the graph. DESYNC where a rank does
+    /// another thing, such as a step without the graph. COLLECTIVE, blocks, but not
+    /// for the launches of other ranks.
     #[must_use]
     pub fn shard_engine_before_replay(engine: *mut shard_engine, options: *const shard_step_options) -> *mut shard_error;
 }
