@@ -94,11 +94,10 @@ Status NcclLibrary::ToStatus(NcclResult result, std::string_view call,
   const char* const last =
       api.GetLastError == nullptr ? nullptr : api.GetLastError(comm);
   const bool tells_more = last != nullptr && *last != '\0';
-  return Status(
-      CodeOf(result),
-      StrCat(call, ": ", text == nullptr ? "unknown error" : text, " (",
-             static_cast<int>(result), ")", tells_more ? ": " : "",
-             tells_more ? last : ""));
+  return Status(CodeOf(result),
+                StrCat(call, ": ", text == nullptr ? "unknown error" : text,
+                       " (", static_cast<int>(result), ")",
+                       tells_more ? ": " : "", tells_more ? last : ""));
 }
 
 StatusOr<NcclLibrary> OpenNccl() {
@@ -107,11 +106,10 @@ StatusOr<NcclLibrary> OpenNccl() {
   const auto blocking = FindSetting("NCCL_COMM_BLOCKING");
   if (blocking && !blocking->value.empty() && blocking->value != "0") {
     const std::string& file = blocking->file;
-    return BackendUnavailable("no usable NCCL: NCCL_COMM_BLOCKING=",
-                              blocking->value,
-                              file.empty() ? "" : ", in ", file,
-                              ", makes its calls wait for ever; ",
-                              file.empty() ? "unset it" : "remove it there");
+    return BackendUnavailable(
+        "no usable NCCL: NCCL_COMM_BLOCKING=", blocking->value,
+        file.empty() ? "" : ", in ", file, ", makes its calls wait for ever; ",
+        file.empty() ? "unset it" : "remove it there");
   }
   // No second copy is loaded beside that of the process.
   const bool is_loaded =

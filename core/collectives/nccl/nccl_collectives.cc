@@ -150,9 +150,8 @@ void NcclCollectives::Flush(Stream* stream) {
   std::string name = launch.Name();
   const auto check = watchdog->Checks(name, deadline_);
   // A replay is watched as a whole.
-  const auto end = captures_
-                       ? nullptr
-                       : watchdog->Watch(name, stream->Record(), deadline_);
+  const auto end =
+      captures_ ? nullptr : watchdog->Watch(name, stream->Record(), deadline_);
   stream->Native(tag,
                  [watchdog, comms = parts_.comms, launch = std::move(launch),
                   name = std::move(name), check](void* native) {

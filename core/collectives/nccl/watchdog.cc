@@ -94,12 +94,12 @@ Status Watchdog::Announce(const Announcement& mine, const Deadline& deadline) {
         if (std::memcmp(&other, &mine, sizeof(other)) == 0 || !differs.ok()) {
           return;
         }
-        differs = Desync(
-            rank, "the ranks enqueued different collectives: ", "rank ",
-            shared_->comms->rank(), " ", mine.ToText(), ", rank ", rank,
-            " ", other.ToText(), " (collective ", announced_,
-            "); every rank must make the same calls in the same "
-            "order");
+        differs =
+            Desync(rank, "the ranks enqueued different collectives: ", "rank ",
+                   shared_->comms->rank(), " ", mine.ToText(), ", rank ", rank,
+                   " ", other.ToText(), " (collective ", announced_,
+                   "); every rank must make the same calls in the same "
+                   "order");
       },
       deadline);
   SHARD_RETURN_IF_ERROR(posted);

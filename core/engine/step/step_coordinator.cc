@@ -95,7 +95,8 @@ Status StepCoordinator::Begin(const StatusOr<StepOptions>& given,
   const Proposal proposal =
       agreement_.ProposalFor(Activity::kBeginStep, options);
   int32_t leader = 0;
-  SHARD_RETURN_IF_ERROR(runtime_->units().EnterStep(proposal, local, deadline, &leader));
+  SHARD_RETURN_IF_ERROR(
+      runtime_->units().EnterStep(proposal, local, deadline, &leader));
   return RunBegin(options, leader, deadline);
 }
 
@@ -275,7 +276,8 @@ Status StepCoordinator::BeforeReplay(const StatusOr<StepOptions>& given,
       const StepInput input,
       Enter(Activity::kReplay, given, CheckReplay(given, known), deadline,
             &report.active));
-  const StepForm form = runtime_->stepper().LatchReplay(input, captured_->bytes);
+  const StepForm form =
+      runtime_->stepper().LatchReplay(input, captured_->bytes);
   runtime_->units().FinishStep();
   if (const std::string difference = form.DifferenceTo(captured_->form);
       !difference.empty()) {
@@ -321,8 +323,8 @@ Status StepCoordinator::EnterAndRun(const StatusOr<StepOptions>& given,
   {
     Span wait(deps_.comm->observer(), EventId::kEnter, {},
               &report->seconds_wait);
-    const Status entered = runtime_->units().EnterStep(
-        proposal, local, deadline, &leader);
+    const Status entered =
+        runtime_->units().EnterStep(proposal, local, deadline, &leader);
     wait.set_result(entered);
     if (!entered.ok()) return entered;
   }

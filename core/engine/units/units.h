@@ -113,11 +113,11 @@ class Units {
 
   // Returns the error, on this rank alone, of a step at this time.
   Status CheckStep() const;
-  // Enters a step. COLLECTIVE. Exchanges proposals (`proposal` is of kBeginStep,
-  // kStep, kCapture or kReplay) until all ranks propose the same, and takes part
-  // in what other ranks propose before. Then, for a kStep, the completing of
-  // whole gradients is enqueued; transfers may be in progress where ranks
-  // announce them.
+  // Enters a step. COLLECTIVE. Exchanges proposals (`proposal` is of
+  // kBeginStep, kStep, kCapture or kReplay) until all ranks propose the same,
+  // and takes part in what other ranks propose before. Then, for a kStep, the
+  // completing of whole gradients is enqueued; transfers may be in progress
+  // where ranks announce them.
   Status EnterStep(Proposal proposal, const Status& local,
                    const Deadline& deadline, int32_t* leader);
   // Enqueues the completing of whole gradients for a step that is captured,
