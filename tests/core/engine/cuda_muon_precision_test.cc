@@ -2,13 +2,12 @@
 //
 // How precise Muon's products are on the device cuda, over the fakes of the
 // driver and of cuBLASLt: each matmul_precision beside Newton-Schulz in double,
-// and bf16 beside what torch does in bf16.
+// and bf16 beside torch.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -74,35 +73,6 @@ DoubleMatrix Orthogonalized(const DoubleMatrix& gradient, int precision) {
   return made;
 }
 
-DoubleMatrix InBF16(DoubleMatrix matrix) {
-  for (double& value : matrix.values) {
-    const auto word = std::bit_cast<uint32_t>(static_cast<float>(value));
-    value =
-        std::bit_cast<float>((word + 0x7FFF + (word >> 16 & 1)) >> 16 << 16);
-  }
-  return matrix;
-}
-
-// What torch.optim.Muon does: each matrix is rounded to bf16, the gradient and
-// its norm included.
-DoubleMatrix AsTorch(const DoubleMatrix& gradient, int steps, double eps) {
-  DoubleMatrix x = InBF16(gradient);
-  const bool tall = x.rows > x.cols;
-  if (tall) x = Transposed(x);
-  double squares = 0;
-  for (const double value : x.values) squares += value * value;
-  const double norm = InBF16({1, 1, {std::sqrt(squares)}}).values[0];
-  for (double& value : x.values) value /= std::max(norm, eps);
-  x = InBF16(std::move(x));
-  for (int step = 0; step < steps; ++step) {
-    const DoubleMatrix gram = InBF16(Product(1, x, Transposed(x), 0, {}));
-    const DoubleMatrix update =
-        InBF16(Product(Muon::kQuintic, gram, gram, Muon::kCubic, gram));
-    x = InBF16(Product(1, update, x, Muon::kLinear, x));
-  }
-  return tall ? Transposed(x) : x;
-}
-
 double Distance(const DoubleMatrix& a, const DoubleMatrix& b) {
   double squares = 0;
   for (size_t i = 0; i < a.values.size(); ++i) {
@@ -143,22 +113,31 @@ TEST_F(CudaMuonPrecisionTest, EachPrecisionIsAsPreciseAsItsProducts) {
   }
 }
 
-// Roundings are chance, so the errors of several gradients are added. A matrix
-// of one row is left out: it has one singular value, and its errors no mean.
+// Distances of what torch.optim.Muon makes in bf16 from the same in double:
+// muon_errors_of_torch.py measures them. Roundings are chance, so those of the
+// gradients of four seeds are added, as squares.
+struct TorchErrors {
+  size_t rows;
+  size_t cols;
+  double error;
+};
+constexpr TorchErrors kErrorsOfTorch[] = {
+    // torch 2.15.0+cu132, CPU
+    {32, 32, 0.14933}, {48, 80, 0.18183},  {80, 48, 0.17767},
+    {64, 64, 0.19420}, {20, 300, 0.11928},
+};
+
 TEST_F(CudaMuonPrecisionTest, BF16IsNoWorseThanTorch) {
-  for (const auto& [rows, cols] : kShapes) {
-    if (rows == 1) continue;
+  for (const auto& [rows, cols, of_torch] : kErrorsOfTorch) {
     SCOPED_TRACE(StrCat(rows, " x ", cols));
     double squares = 0;
-    double of_torch = 0;
     for (int seed = 1; seed <= 4; ++seed) {
       const DoubleMatrix gradient = GradientOf(rows, cols, seed);
       const DoubleMatrix expected = NewtonSchulzReference(gradient, 5, 1e-7);
       squares += std::pow(
           Distance(Orthogonalized(gradient, Muon::kMedium), expected), 2);
-      of_torch += std::pow(Distance(AsTorch(gradient, 5, 1e-7), expected), 2);
     }
-    EXPECT_LE(std::sqrt(squares), 1.05 * std::sqrt(of_torch));
+    EXPECT_LE(std::sqrt(squares), 1.05 * of_torch);
   }
 }
 
