@@ -174,15 +174,14 @@ INSTANTIATE_TEST_SUITE_P(
                                      Result::kUnhandledCudaError);
                },
                {},
-               {"ncclMemAlloc on rank ", ": unhandled cuda error"}},
-        Reason{
-            "register",
-            [] {
-              fake_nccl::FailCall("ncclCommRegister", 1, Result::kSystemError,
-                                  {.rank = 1});
-            },
-            {},
-            {"rank 1: ", "ncclCommRegister on rank 1: unhandled system error"}},
+               {"rank ", ": ncclMemAlloc: unhandled cuda error"}},
+        Reason{"register",
+               [] {
+                 fake_nccl::FailCall("ncclCommRegister", 1,
+                                     Result::kSystemError, {.rank = 1});
+               },
+               {},
+               {"rank 1: ", ": ncclCommRegister: unhandled system error"}},
         Reason{
             "variable",
             nullptr,
@@ -208,9 +207,8 @@ TEST(NcclRegistrationTest, AnAllocationThatFailsIsTold) {
                  "free of", "use a higher stage"});
     fake_nccl::FailCall("ncclCommRegister", 1, Result::kSystemError,
                         {.rank = comm->rank()});
-    ExpectError(
-        allocate(kBytes), StatusCode::kUnavailable,
-        {"a tensor: ncclCommRegister on rank ", "unhandled system error"});
+    ExpectError(allocate(kBytes), StatusCode::kUnavailable,
+                {"a tensor: ", ": ncclCommRegister: unhandled system error"});
     EXPECT_EQ(rank.collectives->registered()->bytes, kReduceBytes);
     ExpectGathers(&rank);
   });
