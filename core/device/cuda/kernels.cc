@@ -50,7 +50,9 @@ Status Kernels::LoadModule() {
   if (result != CuResult::kSuccess) {
     const Status status =
         context_->driver()->ToStatus(result, "cuModuleLoadData");
-    if (shard_fatbin_kernels_fatbin_size == 0) {
+    // What the driver says of no code differs with its version.
+    if (shard_fatbin_kernels_fatbin_size == 0 &&
+        status.code() != StatusCode::kResourceExhausted) {
       return BackendUnavailable(
           status.message(),
           "; libshard_cuda.so was built without a CUDA toolkit, and has no "
