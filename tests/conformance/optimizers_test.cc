@@ -286,15 +286,19 @@ TEST(OptimizersTest, MatchTorch) {
     groups += golden.at("groups").size();
     for (uint32_t bit = 1; bit != 0; bit <<= 1) {
       if ((supported & bit) == 0) continue;
-      // On the guard device, who touches tensors is the question, which the
-      // widest instruction set answers for all.
-      if (TestsAreOn("guarded") && bit != (supported & -supported)) continue;
+      // A GPU has one. On the guard device, who touches tensors is the
+      // question, which the widest instruction set answers for all.
+      if ((TestsAreOn("guarded") || testing::TestsAreOnGpu()) &&
+          bit != (supported & -supported)) {
+        continue;
+      }
       hwy::SetSupportedTargetsForTest(bit);
       for (int world_size = 1; world_size <= 4; ++world_size) {
         for (const Partition partition :
              {Partition::kEven, Partition::kGreedy}) {
-          // Under a sanitizer, each number of ranks with one partition.
-          if (kSanitized &&
+          // Under a sanitizer, and with NCCL, each number of ranks with one
+          // partition.
+          if ((kSanitized || TestsAreOn("fake_nccl")) &&
               (world_size % 2 == 0) != (partition == Partition::kEven)) {
             continue;
           }

@@ -20,7 +20,10 @@
 #ifndef SHARD_TESTS_CORE_ENGINE_CREATE_ENGINE_H_
 #define SHARD_TESTS_CORE_ENGINE_CREATE_ENGINE_H_
 
+#include <gtest/gtest.h>
+
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -38,6 +41,7 @@ inline StatusOr<std::unique_ptr<Engine>> CreateEngine(
     std::shared_ptr<const Plan> plan, const std::shared_ptr<Communicator>& comm,
     StatusOr<EngineOptions> options = EngineOptions()) {
   const bool guard = TestsAreOn("guarded");
+  bool nccl = false;
   if (options.ok()) {
     if (TestsAreOn("async") &&
         (options->device.empty() || options->device == "cpu")) {
@@ -52,7 +56,8 @@ inline StatusOr<std::unique_ptr<Engine>> CreateEngine(
                             ? StrCat("cuda:", comm->rank())
                             : "cuda:0";
     }
-    if (TestsAreOn("fake_nccl")) options->transport = Transport::kAuto;
+    nccl = gpu && TestsAreOn("fake_nccl");
+    if (nccl) options->transport = Transport::kNccl;
     if (options->opened_device == nullptr) {
       // A wrong spec is left to the engine.
       auto device = testing::OpenTestDevice(options->device);
@@ -67,8 +72,13 @@ inline StatusOr<std::unique_ptr<Engine>> CreateEngine(
           testing::GuardTensors(std::move(options->opened_device));
     }
   }
-  return Engine::Create(std::move(plan),
-                        guard ? testing::GuardTensors(comm) : comm, options);
+  auto engine = Engine::Create(
+      std::move(plan), guard ? testing::GuardTensors(comm) : comm, options);
+  if (nccl && engine.ok() && comm->world_size() > 1) {
+    const std::string moves = (*engine)->ToJson();
+    EXPECT_NE(moves.find("nccl "), std::string::npos) << moves;
+  }
+  return engine;
 }
 
 // Returns the elements of a tensor in fp32, where kernels see them.

@@ -17,13 +17,16 @@ if [ "$SHARD_TEST_DEVICE" = fake_cuda ] || [ "$SHARD_TEST_DEVICE" = offloaded ];
 fi
 if [ "$SHARD_TEST_DEVICE" = fake_nccl ]; then
   LD_LIBRARY_PATH="$PWD/tests/fake_nccl:$PWD/tests/fake_cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+  # So it does if the fake of NCCL has seen a call that NCCL forbids, or something
+  # is left at its end.
   SHARD_FAKE_CUDA_STRICT=1
+  SHARD_FAKE_NCCL_STRICT=1
   SHARD_FAKE_CUDA_DEVICES=64
   # Sums of NCCL have the bits that the tests expect of sums in the order of ranks;
   # nccl_engine_test is about another order.
   SHARD_FAKE_NCCL_RANK_ORDER=1
   export LD_LIBRARY_PATH SHARD_FAKE_CUDA_STRICT SHARD_FAKE_CUDA_DEVICES \
-    SHARD_FAKE_NCCL_RANK_ORDER
+    SHARD_FAKE_NCCL_STRICT SHARD_FAKE_NCCL_RANK_ORDER
 fi
 # The test filter of Bazel, which --gtest_filter would override, comes before the
 # tests that are left out.

@@ -181,10 +181,8 @@ _OFFLOADED = {
     },
 }
 
-# Those of them, and of fake_nccl's, that run in the long form alone. fake_cuda takes
-# the other paths; where files fail, the tensors are those of checkpoints_tests.
+# Those of them that run in the long form alone. fake_cuda takes the other paths.
 _OFFLOADED_LONG = {
-    "//tests/conformance:step_tests": ["*"],
     "//tests/core/engine:checkpoints_tests": [
         "CheckpointAsyncTest.*",
         "CheckpointTest.LoadsEveryWorldSizeIntoEveryOther",
@@ -218,12 +216,11 @@ _OFFLOADED_LONG = {
         "*SummonTest.*_groups",
         "*SummonTest.WriteBack/*",
     ],
-    "//tests/fault:checkpoint_damage_test": ["*"],
-    "//tests/fault:checkpoint_fault_test": ["*"],
 }
 
 # By program, the tests that are left out of its run on fakes of the driver and of
-# NCCL beside those of _FAKE_CUDA, and why.
+# NCCL beside those of _FAKE_CUDA, and why. None: it is not left out here, where ranks
+# share no memory in any form.
 _FAKE_NCCL = {
     "//tests/conformance:step_tests": {},
     "//tests/core/engine:checkpoints_tests": {
@@ -232,8 +229,11 @@ _FAKE_NCCL = {
     },
     "//tests/core/engine:gradients_tests": {
         "*BoundMemoryTest.*": "moves no tensors between ranks",
+        "MissingGradsRandomTest.*": None,
     },
     "//tests/core/engine:steps_tests": {
+        "*/*apart_*": None,
+        "*_async": "opens cpu-async",
         "GatherAheadTest.*": "counts the calls of an Exchange",
     },
     "//tests/core/engine:units_tests": {
@@ -241,6 +241,58 @@ _FAKE_NCCL = {
     },
     "//tests/fault:checkpoint_damage_test": {},
     "//tests/fault:checkpoint_fault_test": {},
+}
+
+# Those of them that run in the long form alone: each stage runs in the short form,
+# and each feature that forms without shared memory alone have.
+_FAKE_NCCL_LONG = {
+    "//tests/core/engine:checkpoints_tests": [
+        "CheckpointAsyncTest.*",
+        "CheckpointTest.LoadsEveryWorldSizeIntoEveryOther",
+        "CheckpointTest.ResumeContinuesBitIdentically",
+    ],
+    "//tests/core/engine:gradients_tests": [
+        "*JoinTest.*",
+        "JoinFormsTest.*",
+        "*MissingGradsTest.*/*stage?",
+        "*MissingGradsTest.*/*stage?_*",
+        "WhoHasGradientsTest.*",
+    ],
+    "//tests/core/engine:steps_tests": [
+        "*AccumulateTest.*/*apart_*",
+        "*NarrowParamsTest.StochasticRoundingIsUnbiased/*",
+        "*ShardGroupsTest.*",
+        "*SkipTest.*/adamw_*",
+        "*StagesTest.*/*overwritten*",
+        "*StagesTest.*/apart_stage?",
+        "*StagesTest.*/apart_stage1_one_unit",
+        "*StagesTest.*/apart_stage1_per_parameter",
+        "*StagesTest.*/apart_stage2_overlap",
+        "*StagesTest.*/apart_stage3_always",
+        "*StagesTest.*/apart_stage3_greedy",
+        "*StagesTest.*/apart_stage3_groups_of_2",
+        "*StagesTest.*/apart_stage3_prefetch_none",
+        "*StagesTest.*/apart_stage3_small_buffers",
+        "*StagesTest.*/begun_apart_stage?",
+        "*StagesTest.*/begun_stage1",
+        "*StagesTest.*/stage0",
+        "*StagesTest.*/stage1",
+        "*StagesTest.*/stage2",
+        "*StagesTest.*/stage2_*",
+        "*StagesTest.*/stage3_always",
+        "*StagesTest.*/stage3_g*",
+        "*StagesTest.*/stage3_p*",
+        "*StagesTest.*/stage3_s*",
+    ],
+    "//tests/core/engine:units_tests": [
+        "*ReplanTest.*/stage2",
+        "*ReplanTest.*/stage3",
+        "*ReplanTest.*_greedy",
+        "*SummonTest.*/stage1",
+        "*SummonTest.*/stage2",
+        "*SummonTest.*_groups",
+        "*SummonTest.WriteBack/*",
+    ],
 }
 
 # Other programs with an engine run without the guard device:
@@ -268,6 +320,10 @@ _LIBRARIES = {
     "fake_nccl": _FAKE_DRIVER + ["//tests/fake_nccl:libnccl.so.2"],
     "offloaded": _FAKE_DRIVER,
 }
+
+def _left_out_of_nccl(label):
+    all = dict(_FAKE_CUDA.get(label, {}), **_FAKE_NCCL[label])
+    return {tests: why for tests, why in all.items() if why != None}
 
 def _rerun(device, left_out_of, tags, only_long = {}):
     for label, left_out in left_out_of.items():
@@ -304,7 +360,7 @@ def on_other_devices():
     _rerun("offloaded", _OFFLOADED, ["nosan"], _OFFLOADED_LONG)
     _rerun(
         "fake_nccl",
-        {label: dict(_FAKE_CUDA.get(label, {}), **tests) for label, tests in _FAKE_NCCL.items()},
+        {label: _left_out_of_nccl(label) for label in _FAKE_NCCL},
         ["nosan"],
-        _OFFLOADED_LONG,
+        _FAKE_NCCL_LONG,
     )
