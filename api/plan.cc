@@ -256,7 +256,10 @@ shard_error* shard_plan_memory(const shard_plan* plan,
                            ToPlacement(*plan->plan, placement));
     shard::api::WriteMemory(
         plan->plan->Memory(read.shares_tensors,
-                           read.offload ? &*read.offload : nullptr),
+                           read.offload ? &*read.offload : nullptr,
+                           read.device == shard::DeviceId::Kind::kCpu
+                               ? shard::Processor::kCpu
+                               : shard::Processor::kGpu),
         shard::CollectivesMemoryOf(*plan->plan, read.transport), read, memory);
     return Status();
   });

@@ -37,11 +37,12 @@ struct UpdateSlice {
 // The part of a slice that tensor formulas read. The slice is a whole
 // parameter. Workspaces hold the gradients of `batch` parameters, `stride`
 // elements apart, then the kernel's scratch memory, then, from `copy` on, a
-// parameter in fp32.
+// parameter in fp32. A GPU reads `batch` alone, and lays the workspace out in
+// its own way.
 struct TensorSlice {
   size_t shape;  // The first size, in UpdateList::sizes.
   int ndim;
-  int batch;  // At most this many of one shape are stepped together.
+  size_t batch;  // At most this many of one shape are stepped together.
   size_t stride;
   size_t copy;
   // Where the parameter's part of each state begins, in elements from the

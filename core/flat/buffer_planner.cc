@@ -12,6 +12,18 @@
 
 namespace shard {
 
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+Status CheckWorkspace(int64_t numel, const Shape& shape) {
+  if (numel <= std::numeric_limits<int64_t>::max() / 1024) return Status();
+  return InvalidArgument("stepping a parameter of shape ", FormatList(shape),
+                         " takes more than 2^53 elements of workspace");
+}
+
+}  // namespace
+
 BufferPlanner::BufferPlanner(const Model& model, const PlanOptions& options,
                              const std::vector<BufferKind>& kinds,
                              std::deque<std::vector<StatePlan>>* state_lists)
@@ -89,8 +101,7 @@ Status BufferPlanner::LayOutStates(const Kind& kind,
     own->slots.assign(params.begin(), params.end());
     bool differs = false;
     for (Slot& slot : own->slots) {
-      const auto& shape =
-          model_.params()[static_cast<size_t>(slot.param)].shape;
+      const Shape& shape = ShapeOf(slot);
       const int64_t numel = kind.tensor->state_numel(
           static_cast<int>(s), shape.data(), static_cast<int>(shape.size()));
       differs = differs || numel != slot.numel;
@@ -110,16 +121,45 @@ Status BufferPlanner::AddWorkspace(const Kind& kind,
                                    const FlatBufferPlan& plan) {
   const bool widened = IsHalf(plan.dtype) && !plan.has_masters;
   for (const Slot& slot : plan.layout.slots()) {
-    const auto& shape = model_.params()[static_cast<size_t>(slot.param)].shape;
+    const Shape& shape = ShapeOf(slot);
     int64_t numel = kind.tensor->workspace_numel(
         shape.data(), static_cast<int>(shape.size()));
-    if (__builtin_add_overflow(numel, widened ? slot.numel : 0, &numel) ||
-        numel > std::numeric_limits<int64_t>::max() / 1024) {
-      return InvalidArgument("stepping a parameter of shape ",
-                             FormatList(shape),
-                             " takes more than 2^53 elements of workspace");
+    if (__builtin_add_overflow(numel, widened ? slot.numel : 0, &numel)) {
+      numel = std::numeric_limits<int64_t>::max();
     }
+    SHARD_RETURN_IF_ERROR(CheckWorkspace(numel, shape));
     workspace_numel_ = std::max(workspace_numel_, numel);
+  }
+  return AddGpuWorkspace(*kind.tensor, plan.layout);
+}
+
+Status BufferPlanner::AddGpuWorkspace(const TensorTraits& tensor,
+                                      const FlatLayout& layout) {
+  const std::span<const Slot> slots = layout.slots();
+  if (layout.shard_numel() == 0) return Status();
+  const auto range_of = [&](size_t i) {
+    return slots[i].offset / layout.shard_numel();
+  };
+  // The shapes of a rank's parameters.
+  std::vector<const Shape*> shapes;
+  for (size_t begin = 0, end = 0; begin < slots.size(); begin = end) {
+    shapes.clear();
+    for (; end < slots.size() && range_of(end) == range_of(begin); ++end) {
+      if (slots[end].numel > 0) shapes.push_back(&ShapeOf(slots[end]));
+    }
+    std::sort(shapes.begin(), shapes.end(),
+              [](const Shape* a, const Shape* b) { return *a < *b; });
+    for (auto first = shapes.begin(); first != shapes.end();) {
+      const Shape& shape = **first;
+      const auto next =
+          std::find_if(first, shapes.end(),
+                       [&](const Shape* other) { return *other != shape; });
+      const int64_t numel = tensor.gpu_workspace_numel(
+          shape.data(), static_cast<int>(shape.size()), next - first);
+      SHARD_RETURN_IF_ERROR(CheckWorkspace(numel, shape));
+      gpu_workspace_numel_ = std::max(gpu_workspace_numel_, numel);
+      first = next;
+    }
   }
   return Status();
 }

@@ -39,6 +39,9 @@ class BufferPlanner {
   // far: that of the optimizer, and an fp32 copy of a parameter that has no
   // other.
   int64_t workspace_numel() const { return workspace_numel_; }
+  // Returns the largest workspace for stepping equal parameters of a rank, in
+  // one of the buffers so far, on a GPU.
+  int64_t gpu_workspace_numel() const { return gpu_workspace_numel_; }
 
  private:
   // The common part of the plans of all buffers of a kind.
@@ -52,8 +55,13 @@ class BufferPlanner {
   Kind MakeKind(const BufferKind& kind) const;
   std::vector<StatePlan> StatesOf(const FlatBufferPlan& plan) const;
 
-  // Counts the workspace of the parameters of `plan`.
+  const std::vector<int64_t>& ShapeOf(const Slot& slot) const {
+    return model_.params()[static_cast<size_t>(slot.param)].shape;
+  }
+
+  // Count the workspace of the parameters of `plan`.
   Status AddWorkspace(const Kind& kind, const FlatBufferPlan& plan);
+  Status AddGpuWorkspace(const TensorTraits& tensor, const FlatLayout& layout);
 
   // Makes separate layouts for states that do not have the parameters' shapes.
   Status LayOutStates(const Kind& kind, std::span<const Slot> params,
@@ -65,6 +73,7 @@ class BufferPlanner {
   std::deque<std::vector<StatePlan>>* state_lists_;
   std::vector<Kind> kinds_;  // By BufferInventory::kind.
   int64_t workspace_numel_ = 0;
+  int64_t gpu_workspace_numel_ = 0;
 };
 
 }  // namespace shard

@@ -43,7 +43,7 @@ uint64_t StateBytes(const FlatBufferPlan& buffer, size_t state) {
 }
 
 MemorySizes LayOutMemory(
-    const Plan& plan, bool shared_memory,
+    const Plan& plan, bool shared_memory, Processor stepper,
     const std::function<void(const FlatBufferPlan&, const BufferOffsets&)>&
         visit) {
   const bool shards_params = plan.shards_params() && !shared_memory;
@@ -71,7 +71,9 @@ MemorySizes LayOutMemory(
     }
     if (visit != nullptr) visit(buffer, at);
   }
-  sizes.workspace = PagesOf(DType::kF32, plan.workspace_numel());
+  sizes.workspace = PagesOf(DType::kF32, stepper == Processor::kGpu
+                                             ? plan.gpu_workspace_numel()
+                                             : plan.workspace_numel());
   sizes.param_slots = shards_params ? SlotBytes(plan.param_slots()) : 0;
   sizes.grad_slots = SlotBytes(plan.grad_slots());
   sizes.host_tensors = RoundUpToPage(plan.host_tensors().bytes);
@@ -86,7 +88,7 @@ OffloadStaging StagingOf(const Plan& plan, bool shared_memory,
   const auto most = static_cast<int64_t>(offload->window);
   int64_t most_windows = 0;
   LayOutMemory(
-      plan, shared_memory,
+      plan, shared_memory, Processor::kCpu,
       [&](const FlatBufferPlan& buffer, const BufferOffsets& at) {
         const int64_t range = buffer.layout.shard_numel();
         if (!buffer.trainable || range == 0) return;

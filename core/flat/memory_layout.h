@@ -50,10 +50,17 @@ struct BufferOffsets {
   std::vector<uint64_t> states;  // By FlatBufferPlan::states.
 };
 
-// Lays out the memory of a rank whose host's ranks share memory, or do not.
-// Calls `visit`, if there is one, for every buffer in the plan's order.
+// Returns the processor that steps the parameters of a device: the host's where
+// states are offloaded.
+constexpr Processor StepperOf(Processor device, const Offload* offload) {
+  return offload == nullptr ? device : Processor::kCpu;
+}
+
+// Lays out the memory of a rank whose host's ranks share memory, or do not, and
+// whose parameters `stepper` steps. Calls `visit`, if there is one, for every
+// buffer in the plan's order.
 MemorySizes LayOutMemory(
-    const Plan& plan, bool shared_memory,
+    const Plan& plan, bool shared_memory, Processor stepper,
     const std::function<void(const FlatBufferPlan&, const BufferOffsets&)>&
         visit = nullptr);
 

@@ -173,6 +173,7 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
     units_[static_cast<size_t>(buffer.unit)].buffers.push_back(index);
   }
   workspace_numel_ = planner.workspace_numel();
+  gpu_workspace_numel_ = planner.gpu_workspace_numel();
   ChooseSharding();
   AddHostTensors(*model_, host_tensors_, &fingerprint);
   fingerprint_ = fingerprint.Finish();

@@ -79,6 +79,9 @@ struct TensorTraits {
   // Returns the fp32 elements that a step needs, the summed gradient among
   // them.
   int64_t (*workspace_numel)(const int64_t* shape, int ndim);
+  // Returns the fp32 elements that a GPU needs for the steps of `count` equal
+  // parameters, those that a rank owns in a flat buffer.
+  int64_t (*gpu_workspace_numel)(const int64_t* shape, int ndim, int64_t count);
 };
 
 // The parts of a param group's optimizer that concern memory.
@@ -160,6 +163,9 @@ inline constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t RoundUpToPage(uint64_t bytes) {
   return RoundUp(bytes, kPageBytes);
 }
+
+// Processors differ in the workspace of a step.
+enum class Processor { kCpu, kGpu };
 
 // Memory in bytes, page rounding included: exactly the amount the engine
 // allocates.
@@ -353,9 +359,12 @@ class Plan {
   // frozen and trainable parameters share, with the memory it costs.
   std::vector<std::string> Warnings() const;
 
-  // Returns the workspace of optimizers that step whole parameters: the most
-  // fp32 elements that any parameter needs, on any rank.
+  // Return the workspace of optimizers that step whole parameters, in fp32
+  // elements: the most that any parameter needs, on any rank, where a processor
+  // steps it; and the most that any equal parameters of a rank and a flat
+  // buffer need on a GPU.
   int64_t workspace_numel() const { return workspace_numel_; }
+  int64_t gpu_workspace_numel() const { return gpu_workspace_numel_; }
 
   // Returns the XXH3-64 of all that ranks must agree on: options, optimizer,
   // names, shapes, dtypes, flags, ties, units and places; of host tensors too.
@@ -379,8 +388,9 @@ class Plan {
   //                                       range of it, in grad_bytes
   //
   // `offload`: how optimizer states are offloaded to the host; null: not.
-  MemoryReport Memory(bool shared_memory,
-                      const Offload* offload = nullptr) const;
+  // `device`: the processor of the engine's device.
+  MemoryReport Memory(bool shared_memory, const Offload* offload = nullptr,
+                      Processor device = Processor::kCpu) const;
 
   // Returns a text for people: units, buffers, per-rank elements and padding
   // (the first ranks, when there are many), memory. Ends in a newline.
@@ -419,6 +429,7 @@ class Plan {
   bool shards_params_ = false;
   bool shards_grads_ = false;
   int64_t workspace_numel_ = 0;
+  int64_t gpu_workspace_numel_ = 0;
   uint64_t fingerprint_ = 0;
 };
 

@@ -82,8 +82,10 @@ void Plan::ChooseSharding() {
   if (!shards_params_) param_slots_.assign(param_slots_.size(), {});
 }
 
-MemoryReport Plan::Memory(bool shared_memory, const Offload* offload) const {
-  const MemorySizes sizes = LayOutMemory(*this, shared_memory);
+MemoryReport Plan::Memory(bool shared_memory, const Offload* offload,
+                          Processor device) const {
+  const MemorySizes sizes =
+      LayOutMemory(*this, shared_memory, StepperOf(device, offload));
   return {.param_bytes = sizes.params,
           .grad_bytes = sizes.grads + sizes.sums,
           .state_bytes = sizes.states,

@@ -30,10 +30,14 @@ struct FormulaInfo {
 };
 
 template <class F, Formula kId>
-constexpr TensorTraits kTraits = {&F::ShapeError, &F::StateNumel, &F::Cost,
-                                  [](const int64_t* shape, int ndim) {
-                                    return WorkspaceNumel(kId, shape, ndim);
-                                  }};
+constexpr TensorTraits kTraits = {
+    &F::ShapeError, &F::StateNumel, &F::Cost,
+    [](const int64_t* shape, int ndim) {
+      return WorkspaceNumel(kId, shape, ndim);
+    },
+    [](const int64_t* shape, int ndim, int64_t count) {
+      return GpuWorkspaceNumel(kId, shape, ndim, count);
+    }};
 
 constexpr FormulaInfo kFormulas[] = {
 #define SHARD_FORMULA_INFO(Name, traits) \

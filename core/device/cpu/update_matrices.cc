@@ -37,7 +37,7 @@ MuonSlices TakeBatch(const RangeUpdate& update, size_t* next) {
     const std::span<const int64_t> own = update.list.ShapeOf(tensor);
     if (taken.count == 0) {
       shape = own;
-    } else if (taken.count == static_cast<size_t>(tensor.batch) ||
+    } else if (taken.count == tensor.batch ||
                !std::equal(own.begin(), own.end(), shape.begin())) {
       break;
     }
@@ -77,12 +77,11 @@ void UpdateMatrices(const RangeUpdate& update, const Blas& blas) {
       MuonMomentum(&scalars, direction_of(i),
                    momentum + tensor_of(i).state_begins[0], slice.count);
     }
-    const auto most = static_cast<size_t>(first.batch);
     Orthogonalize(blas,
                   {workspace, static_cast<int64_t>(batch.count), shape[0],
                    shape[1], static_cast<int64_t>(first.stride)},
                   scalars.ns_steps, scalars.eps,
-                  workspace + most * first.stride);
+                  workspace + first.batch * first.stride);
     for (size_t i = 0; i < batch.count; ++i) {
       const UpdateSlice& slice = slices[batch.index[i]];
       const WideParam param(range, slice, workspace + first.copy);

@@ -9,23 +9,12 @@
 
 namespace shard::cuda {
 
-size_t MuonWorkspace(const UpdateList& list) {
-  size_t elements = 0;
-  for (const UpdateRange& range : list.ranges) {
-    if (range.formula != Formula::kMuon) continue;
-    for (size_t i = 0; i < range.num_slices; ++i) {
-      elements = std::max(elements, list.tensors[range.first_tensor + i].copy);
-    }
-  }
-  return elements * sizeof(float);
-}
-
 std::vector<MatrixRun> MatrixRuns(const UpdateList& list,
-                                  const UpdateRange& range,
-                                  size_t workspace_bytes) {
-  const auto shape_of = [&](size_t i) {
-    return list.ShapeOf(list.tensors[range.first_tensor + i]);
+                                  const UpdateRange& range) {
+  const auto tensor_of = [&](size_t i) -> const TensorSlice& {
+    return list.tensors[range.first_tensor + i];
   };
+  const auto shape_of = [&](size_t i) { return list.ShapeOf(tensor_of(i)); };
   std::vector<MatrixRun> runs;
   size_t end = 0;
   for (size_t begin = 0; begin < range.num_slices; begin = end) {
@@ -35,9 +24,7 @@ std::vector<MatrixRun> MatrixRuns(const UpdateList& list,
       if (!std::equal(own.begin(), own.end(), shape.begin())) break;
     }
     const size_t all = end - begin;
-    const EqualMatrices one = {shape[0], shape[1], 1};
-    const size_t most =
-        std::max<size_t>(workspace_bytes / one.workspace_bytes(), 1);
+    const size_t most = tensor_of(begin).batch;
     const size_t batches = (all + most - 1) / most;
     for (size_t b = 0; b < batches; ++b) {
       const size_t first = begin + all * b / batches;

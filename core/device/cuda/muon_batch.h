@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // MuonBatch: matrices of one shape that Muon steps together on a GPU, in the
-// workspace of the update list, which is as large as the largest matrix needs:
-// smaller ones are stepped several at a time. Its launches are four kernels
+// workspace of the update list. How many they are is decided with the size of
+// that workspace (core/optim/workspace.h). Its launches are four kernels
 // (kernels/cuda/muon.h) and three products for each step of Newton-Schulz.
 
 #ifndef SHARD_CORE_DEVICE_CUDA_MUON_BATCH_H_
@@ -31,15 +31,10 @@ struct MatrixRun {
   EqualMatrices matrices;
 };
 
-// Returns the bytes of the list's workspace, as far as Muon uses it.
-size_t MuonWorkspace(const UpdateList& list);
-
-// Returns the batches of a range: for each shape as few as have room in
-// `workspace_bytes`, of equal sizes but for one matrix. REQUIRES: a range of
-// Muon, and room for one matrix of each shape.
+// Returns the batches of a range: for each shape as few as TensorSlice::batch
+// allows, of equal sizes but for one matrix. REQUIRES: a range of Muon.
 std::vector<MatrixRun> MatrixRuns(const UpdateList& list,
-                                  const UpdateRange& range,
-                                  size_t workspace_bytes);
+                                  const UpdateRange& range);
 
 // The products of the batches of a list, which batches of one shape and size
 // share.

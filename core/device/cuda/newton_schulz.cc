@@ -4,31 +4,11 @@
 
 #include <algorithm>
 
-#include "core/base/rounding.h"
 #include "kernels/formula/muon.h"
 
 namespace shard::cuda {
 
-namespace {
-
-// Matrices of bf16 have the places of f32, which they share with directions.
-size_t BytesOf(int64_t rows, int64_t cols) {
-  return RoundUp(static_cast<size_t>(rows * cols) * sizeof(float),
-                 kCublasAlignment);
-}
-
-}  // namespace
-
-size_t EqualMatrices::stride() const { return BytesOf(rows, cols); }
-
-size_t EqualMatrices::small_stride() const {
-  const int64_t small = std::min(rows, cols);
-  return BytesOf(small, small);
-}
-
-size_t EqualMatrices::workspace_bytes() const {
-  return 2 * count * (stride() + small_stride());
-}
+static_assert(kMatrixAlignment % kCublasAlignment == 0);
 
 StatusOr<NewtonSchulz> NewtonSchulz::Make(
     const std::shared_ptr<const Cublas>& cublas, const EqualMatrices& batch,

@@ -23,21 +23,9 @@
 #include "core/base/dtype.h"
 #include "core/base/status.h"
 #include "core/device/cuda/cublas.h"
+#include "kernels/cuda/equal_matrices.h"
 
 namespace shard::cuda {
-
-// The matrices of a batch: row-major, `stride` bytes apart; and the square ones
-// of the smaller side, `small_stride` bytes apart.
-struct EqualMatrices {
-  int64_t rows;
-  int64_t cols;
-  size_t count;
-
-  size_t stride() const;
-  size_t small_stride() const;
-  // Returns the bytes of all of them in the workspace: two of each.
-  size_t workspace_bytes() const;
-};
 
 // Where the matrices of a batch lie.
 struct NewtonSchulzMemory {

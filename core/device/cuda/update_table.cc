@@ -50,7 +50,6 @@ StatusOr<std::shared_ptr<const UpdateTable>> UpdateTable::Make(
     const std::shared_ptr<Context>& context, const Memory& memory,
     std::shared_ptr<const Cublas> cublas, const UpdateList& list) {
   auto table = std::make_shared<UpdateTable>();
-  const size_t workspace_bytes = MuonWorkspace(list);
   std::vector<Slices> made;
   for (size_t r = 0; r < list.ranges.size(); ++r) {
     const UpdateRange& range = list.ranges[r];
@@ -61,7 +60,7 @@ StatusOr<std::shared_ptr<const UpdateTable>> UpdateTable::Make(
       made.push_back({r, std::move(all), {}});
       continue;
     }
-    for (const MatrixRun& run : MatrixRuns(list, range, workspace_bytes)) {
+    for (const MatrixRun& run : MatrixRuns(list, range)) {
       made.push_back({r, SlicesOf(all, run), run});
     }
   }

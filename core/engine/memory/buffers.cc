@@ -25,7 +25,8 @@ Status WithNeededMemory(const Status& status, const Plan& plan,
       device.id().kind == DeviceId::Kind::kCpu) {
     return status;
   }
-  const MemoryReport needed = plan.Memory(comm.direct(), device.offload());
+  const MemoryReport needed = plan.Memory(comm.direct(), device.offload(),
+                                          ProcessorOf(device.id().kind));
   return status.WithContext(
       StrCat("a plan that needs ", FormatBytes(needed.DeviceTotal()), " on ",
              device.name(),
@@ -65,7 +66,9 @@ StatusOr<EngineMemory> EngineMemory::Allocate(const Plan& plan,
   memory.plan_ = &plan;
   memory.rank_ = comm->rank();
   memory.shared_ = comm->direct();
-  const MemorySizes sizes = LayOutMemory(plan, memory.shared_);
+  memory.stepper_ =
+      StepperOf(ProcessorOf(device->id().kind), device->offload());
+  const MemorySizes sizes = LayOutMemory(plan, memory.shared_, memory.stepper_);
   memory.staging_layout_ = StagingOf(plan, memory.shared_, device->offload());
   memory.offloads_states_ = device->offload() != nullptr;
   // One rank on an accelerator has its tensors there.
@@ -160,7 +163,7 @@ void EngineMemory::PlaceBuffers(const Plan& plan) {
     }
   };
   buffers_.reserve(plan.buffers().size());
-  LayOutMemory(plan, shared_, place);
+  LayOutMemory(plan, shared_, stepper_, place);
 }
 
 unsigned char* EngineMemory::GradSlot(int rank, int32_t depth, int slot) const {

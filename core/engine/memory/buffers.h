@@ -69,6 +69,11 @@ struct EngineBuffer {
   }
 };
 
+// Returns the processor of a device.
+constexpr Processor ProcessorOf(DeviceId::Kind kind) {
+  return kind == DeviceId::Kind::kCpu ? Processor::kCpu : Processor::kGpu;
+}
+
 // Returns an error of `device`, for an engine of `plan` on `comm`, that some
 // memory was refused: with what the plan needs of the device's own in all.
 // Returns other statuses as they are.
@@ -93,7 +98,9 @@ class EngineMemory {
   const EngineBuffer& buffer(int32_t index) const {
     return buffers_[static_cast<size_t>(index)];
   }
-  // Returns the workspace of Plan::workspace_numel() elements.
+  // Returns the processor that steps the parameters, and the workspace that it
+  // needs.
+  Processor stepper() const { return stepper_; }
   float* workspace() const {
     return reinterpret_cast<float*>(workspace_.data());
   }
@@ -144,6 +151,7 @@ class EngineMemory {
   const Plan* plan_ = nullptr;
   int rank_ = 0;
   bool shared_ = true;
+  Processor stepper_ = Processor::kCpu;
   std::vector<EngineBuffer> buffers_;
   Arena params_;
   Arena grads_;

@@ -436,8 +436,9 @@ std::string DescribeMissing(const MemoryNeed& need,
 
 MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
                   const ReplacedPlan* before) {
-  MemoryReport memory =
-      plan.Memory(placement.shares_tensors, placement.offload);
+  MemoryReport memory = plan.Memory(
+      placement.shares_tensors, placement.offload,
+      placement.has_device_memory ? Processor::kGpu : Processor::kCpu);
   if (placement.allow_missing && !placement.shares_tensors) {
     memory.transient_bytes += GroupSumBytes(plan);
   }

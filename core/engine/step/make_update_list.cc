@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -21,8 +22,12 @@ using Shape = std::vector<int64_t>;
 
 class ListBuilder {
  public:
-  ListBuilder(const Plan& plan, int rank, UpdateList* list)
-      : plan_(plan), rank_(rank), range_(plan.RangeOf(rank)), list_(*list) {}
+  ListBuilder(const Plan& plan, Processor stepper, int rank, UpdateList* list)
+      : plan_(plan),
+        stepper_(stepper),
+        rank_(rank),
+        range_(plan.RangeOf(rank)),
+        list_(*list) {}
 
   void Add(const EngineBuffer& buffer, const Optimizer& optimizer) {
     const FlatBufferPlan& planned = *buffer.plan;
@@ -110,6 +115,7 @@ class ListBuilder {
       added.position = static_cast<uint32_t>(plan_.place(slice.param).position);
       if (range->is_tensor) AddTensor(planned, *range, slice, added.begin);
     }
+    if (range->formula == Formula::kMuon) SetBatches(*range);
   }
 
   void AddTensor(const FlatBufferPlan& planned, const UpdateRange& range,
@@ -120,9 +126,7 @@ class ListBuilder {
     added.shape = list_.sizes.size();
     added.ndim = ndim;
     list_.sizes.insert(list_.sizes.end(), shape.begin(), shape.end());
-    added.batch = range.formula == Formula::kMuon
-                      ? static_cast<int>(MuonBatch(shape[0], shape[1]))
-                      : 1;
+    added.batch = 1;
     added.stride = static_cast<size_t>(AlignWorkspace(slice.numel));
     added.copy =
         static_cast<size_t>(WorkspaceNumel(range.formula, shape.data(), ndim));
@@ -137,7 +141,25 @@ class ListBuilder {
     }
   }
 
+  // Sets how many matrices of a range are stepped together.
+  void SetBatches(const UpdateRange& range) {
+    const auto end = list_.tensors.end();
+    for (auto first = list_.tensors.end() -
+                      static_cast<std::ptrdiff_t>(range.num_slices);
+         first != end;) {
+      const std::span<const int64_t> shape = list_.ShapeOf(*first);
+      const auto next = std::find_if(first, end, [&](const TensorSlice& other) {
+        return !std::ranges::equal(list_.ShapeOf(other), shape);
+      });
+      const int64_t batch = stepper_ == Processor::kGpu
+                                ? GpuMuonBatch(shape[0], shape[1], next - first)
+                                : MuonBatch(shape[0], shape[1]);
+      for (; first != next; ++first) first->batch = static_cast<size_t>(batch);
+    }
+  }
+
   const Plan& plan_;
+  const Processor stepper_;
   const int rank_;
   const int range_;
   UpdateList& list_;
@@ -158,7 +180,7 @@ StatusOr<UpdateList> MakeUpdateList(const Plan& plan,
   list.workspace = workspace;
   list.staging = memory.staging();
   list.staging_layout = memory.staging_layout();
-  ListBuilder builder(plan, rank, &list);
+  ListBuilder builder(plan, memory.stepper(), rank, &list);
   for (const EngineBuffer& buffer : memory.buffers()) {
     if (!buffer.plan->trainable) continue;
     builder.Add(buffer, optimizers[static_cast<size_t>(buffer.plan->group)]);

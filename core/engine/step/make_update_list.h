@@ -14,8 +14,9 @@
 namespace shard {
 
 // Lists the ranges of `rank` in all trainable buffers, in the plan's order.
-// `workspace` has Plan::workspace_numel() elements, aligned to a page. The
-// memory must outlive all updates. Errors: those of an optimizer's text.
+// `workspace` has Plan::workspace_numel() elements, or gpu_workspace_numel()
+// where a GPU steps, aligned to a page. The memory must outlive all updates.
+// Errors: those of an optimizer's text.
 StatusOr<UpdateList> MakeUpdateList(const Plan& plan,
                                     const EngineMemory& memory, int rank,
                                     float* workspace);

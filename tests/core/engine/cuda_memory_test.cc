@@ -74,7 +74,8 @@ StatusOr<std::unique_ptr<Engine>> MakeLarge() {
 
 // Returns what a plan predicts for the device of one rank.
 size_t PlannedBytes(const Plan& plan) {
-  return plan.Memory(plan.options().world_size == 1).DeviceTotal();
+  return plan.Memory(plan.options().world_size == 1, nullptr, Processor::kGpu)
+      .DeviceTotal();
 }
 
 // Returns the bytes that an error says are needed.

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/rounding.h"
 #include "core/base/strings.h"
 #include "core/engine/engine.h"
 #include "tests/core/base/expect_status.h"
@@ -42,9 +43,12 @@ using FakeCounters = testing::fake_cuda::Counters;
 using Shapes = std::vector<std::vector<int64_t>>;
 using Launches = std::map<std::string, uint64_t>;
 
-// Returns `count` matrices of 8 x 8, of which 20 have room in the workspace
-// that a CPU's batch of 16 needs.
-constexpr size_t kAtOnce = 20;
+// Returns `count` equal matrices, which are larger than a CPU steps several of.
+Shapes Equal(size_t count) {
+  return Shapes(count, std::vector<int64_t>{36, 60});
+}
+
+// Returns `count` matrices of 8 x 8.
 Shapes Small(size_t count) { return Shapes(count, std::vector<int64_t>{8, 8}); }
 
 // The launches of a step's update.
@@ -101,7 +105,7 @@ struct Training {
 };
 
 TEST(MuonStepTest, ABatchIsFourKernelsAndThreeProductsForEachNsStep) {
-  for (const size_t count : {size_t{1}, size_t{2}, kAtOnce}) {
+  for (const size_t count : {1, 2, 20}) {
     for (const int ns_steps : {1, 5}) {
       SCOPED_TRACE(StrCat(count, " matrices, ", ns_steps, " steps"));
       const FakeCuda fake;
@@ -112,17 +116,91 @@ TEST(MuonStepTest, ABatchIsFourKernelsAndThreeProductsForEachNsStep) {
   }
 }
 
-TEST(MuonStepTest, EachShapeAndEachWorkspaceFullIsABatch) {
+// Twelve matrices of 768 x 2304, say, are 36 tiles each of a GPU with 132
+// multiprocessors.
+TEST(MuonStepTest, EqualMatricesAreOneBatch) {
   for (const auto& [shapes, batches] :
-       {std::pair{Small(kAtOnce + 1), 2}, std::pair{Small(2 * kAtOnce + 1), 3},
-        std::pair{Shapes{{8, 16}, {16, 8}, {8, 16}}, 2},
-        // Large ones are stepped one by one.
-        std::pair{Shapes{{70, 90}, {70, 90}}, 2}}) {
+       {std::pair{Equal(12), 1}, std::pair{Small(41), 1},
+        std::pair{Shapes{{70, 90}, {90, 70}, {70, 90}, {64, 64}, {90, 70}},
+                  3}}) {
     SCOPED_TRACE(StrCat(shapes.size(), " matrices"));
     const FakeCuda fake;
     Training training(shapes, "muon");
-    EXPECT_EQ(UpdateOf(training.Step()),
-              LaunchesOf(static_cast<uint64_t>(batches), 5));
+    FakeCounters made = training.Step();
+    EXPECT_EQ(UpdateOf(made), LaunchesOf(static_cast<uint64_t>(batches), 5));
+    EXPECT_EQ(made.blocks["cublasLtMatmul"], shapes.size() * 15);
+  }
+}
+
+TEST(MuonStepTest, TheWorkspaceIsWhatThePlanSays) {
+  // Of a matrix: two of 8640 bytes and two squares of 5184.
+  constexpr uint64_t kOne = 2 * (RoundUp(8640, 256) + RoundUp(5184, 256));
+  for (const auto& [world_size, at_once] : {std::pair{1, 12}, {2, 6}, {5, 3}}) {
+    SCOPED_TRACE(StrCat(world_size, " ranks"));
+    const FakeCuda fake;
+    for (const int stage : {0, 3}) {
+      const auto plan = MakePlan({.world_size = world_size,
+                                  .stage = stage,
+                                  .optimizer = "muon",
+                                  .shapes = Equal(12)});
+      const uint64_t planned =
+          plan->Memory(world_size == 1, nullptr, Processor::kGpu)
+              .workspace_bytes;
+      EXPECT_EQ(planned, RoundUpToPage(static_cast<uint64_t>(at_once) * kOne));
+      RunThreadRanks(world_size, [&](const auto& comm) {
+        const size_t before = testing::fake_cuda::CountAlive().device_bytes;
+        const auto engine = MakeEngine(plan, comm);
+        ASSERT_OK(engine);
+        EXPECT_EQ((*engine)->Memory().workspace_bytes, planned);
+        if (comm->world_size() > 1) return;
+        const MemoryReport all = plan->Memory(true, nullptr, Processor::kGpu);
+        EXPECT_EQ((*engine)->Memory().DeviceTotal(), all.DeviceTotal());
+        // Tables and scratch memory of kernels are beside the plan.
+        const size_t taken =
+            testing::fake_cuda::CountAlive().device_bytes - before;
+        EXPECT_GE(taken, all.DeviceTotal());
+        EXPECT_LE(taken, all.DeviceTotal() + (size_t{32} << 20));
+      });
+    }
+  }
+}
+
+// Returns the bits of all parameters after two steps.
+std::vector<float> TrainedIn(const Form& form) {
+  const auto engine = MakeEngine(MakePlan(form), OpenLocal());
+  EXPECT_OK(engine);
+  EXPECT_OK(cuda_training::Fill(engine->get()));
+  for (const int step : {1, 2}) {
+    EXPECT_OK(TrainOneStep(engine->get(), step, StepOptions()));
+  }
+  EXPECT_OK((*engine)->Synchronize(0));
+  std::vector<float> values;
+  const Plan& plan = (*engine)->plan();
+  for (const ParamPlace& place : plan.places()) {
+    const EngineBuffer& buffer = (*engine)->memory().buffer(place.buffer);
+    const auto* const first =
+        static_cast<const float*>(buffer.ParamAt(place.offset));
+    values.insert(values.end(), first, first + 36 * 60);
+  }
+  return values;
+}
+
+// Matrices of units of their own are stepped one by one.
+TEST(MuonStepTest, ABatchHasTheBitsOfItsMatrices) {
+  for (const char* precision : {"highest", "high", "medium"}) {
+    SCOPED_TRACE(precision);
+    const FakeCuda fake;
+    const std::string optimizer = StrCat("muon?matmul_precision=", precision);
+    FakeCounters before = Count();
+    const auto together =
+        TrainedIn({.optimizer = optimizer, .shapes = Equal(12)});
+    EXPECT_EQ(CountSince(before).Launches("cublasLtMatmul"), 2 * 15u);
+    before = Count();
+    const auto alone =
+        TrainedIn({.units = 12, .optimizer = optimizer, .shapes = Equal(1)});
+    EXPECT_EQ(CountSince(before).Launches("cublasLtMatmul"), 2 * 12 * 15u);
+    EXPECT_EQ(together.size(), 12u * 36 * 60);
+    EXPECT_TRUE(together == alone);
   }
 }
 

@@ -135,7 +135,8 @@ inline void ExpectSame(Engine* engine, Engine* expected) {
 // Compares the memory of an engine with what its plan predicts, and returns it.
 inline MemoryReport ExpectPlanned(const Engine& engine,
                                   const Offload* offload) {
-  const MemoryReport planned = engine.plan().Memory(true, offload);
+  const MemoryReport planned =
+      engine.plan().Memory(true, offload, Processor::kGpu);
   EXPECT_EQ(planned.DeviceTotal(), engine.Memory().DeviceTotal());
   EXPECT_EQ(planned.PinnedTotal(), engine.Memory().PinnedTotal());
   return planned;

@@ -138,7 +138,8 @@ inline std::vector<ParamId> ParamsOf(const Plan& plan, int32_t unit) {
 }
 
 // Writes the gradients where they lie, when nobody uses them, and steps.
-inline Status TrainOneStep(Engine* engine, int step) {
+inline Status TrainOneStep(Engine* engine, int step,
+                           const StepOptions& options = Clipped()) {
   SHARD_RETURN_IF_ERROR(engine->Synchronize(0));
   const auto units = static_cast<int32_t>(engine->plan().units().size());
   for (int32_t unit = units; unit-- > 0;) {
@@ -154,7 +155,7 @@ inline Status TrainOneStep(Engine* engine, int step) {
     SHARD_RETURN_IF_ERROR(engine->MarkUnitGradsReady(unit));
     SHARD_RETURN_IF_ERROR(engine->UnitRelease(unit));
   }
-  return engine->Step(Clipped(), nullptr);
+  return engine->Step(options, nullptr);
 }
 
 // Returns the elements of parameter 0.

@@ -313,7 +313,9 @@ inline std::string TrainExactly(const ExactTraining& training) {
         }
         const bool shares = (*made)->SharesTensors();
         if ((*made)->Memory().HostTotal(1, shares) !=
-            plan.Memory(shares, (*made)->offload()).HostTotal(1, shares)) {
+            plan.Memory(shares, (*made)->offload(),
+                        ProcessorOf((*made)->device().kind))
+                .HostTotal(1, shares)) {
           failure = "memory is not as planned";
         }
         if (training.prepare != nullptr) training.prepare(made->get());

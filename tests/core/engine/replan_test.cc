@@ -90,7 +90,8 @@ class ReplanTest : public ::testing::TestWithParam<Form> {
           EXPECT_EQ((*engine)->Memory().HostTotal(1, shares),
                     (*engine)
                         ->plan()
-                        .Memory(shares, (*engine)->offload())
+                        .Memory(shares, (*engine)->offload(),
+                                ProcessorOf((*engine)->device().kind))
                         .HostTotal(1, shares));
           auto read = trainer.Read();
           if (comm->rank() == 0) result = std::move(read);

@@ -230,9 +230,11 @@ inline std::vector<std::vector<float>> TrainUnits(const UnitTraining& training,
         auto made = CreateEngine(*plan, comm, training.engine);
         ASSERT_TRUE(made.ok()) << made.status().ToString();
         const bool shares = (*made)->SharesTensors();
-        EXPECT_EQ(
-            (*made)->Memory().HostTotal(1, shares),
-            (*plan)->Memory(shares, (*made)->offload()).HostTotal(1, shares));
+        EXPECT_EQ((*made)->Memory().HostTotal(1, shares),
+                  (*plan)
+                      ->Memory(shares, (*made)->offload(),
+                               ProcessorOf((*made)->device().kind))
+                      .HostTotal(1, shares));
         UnitTrainer trainer(training, made->get());
         trainer.Fill();
         for (int step = 1; step <= training.steps; ++step) {

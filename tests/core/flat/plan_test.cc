@@ -337,6 +337,9 @@ constexpr TensorTraits kRowTraits = {
       return shape[0];
     },
     [](const int64_t* shape, int) { return 10 * shape[1]; },
+    [](const int64_t* shape, int, int64_t count) {
+      return 100 * count * shape[1];
+    },
 };
 
 TEST(Plan, OptimizersOfWholeParametersOwnThemInEveryPartition) {
@@ -370,6 +373,10 @@ TEST(Plan, OptimizersOfWholeParametersOwnThemInEveryPartition) {
     // The second parameter needs the larger workspace.
     EXPECT_EQ(plan->workspace_numel(), 5000);
     EXPECT_EQ(plan->Memory(true).workspace_bytes, RoundUpToPage(20000));
+    // No two of a rank are equal.
+    EXPECT_EQ(plan->gpu_workspace_numel(), 50000);
+    EXPECT_EQ(plan->Memory(true, nullptr, Processor::kGpu).workspace_bytes,
+              RoundUpToPage(200000));
     if (partition == Partition::kEven || partition == Partition::kGreedy) {
       // Owners are chosen by the work, 100 | 90 and 10, not by the elements.
       EXPECT_EQ(OwnerOf(*plan, 0), 0);

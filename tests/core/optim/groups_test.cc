@@ -98,6 +98,8 @@ void ExpectTraits(const GroupOptions& group, Formula formula) {
     EXPECT_EQ(group.tensor->cost(data, 2), F::Cost(data, 2));
     EXPECT_EQ(group.tensor->workspace_numel(data, 2),
               WorkspaceNumel(formula, data, 2));
+    EXPECT_EQ(group.tensor->gpu_workspace_numel(data, 2, 5),
+              GpuWorkspaceNumel(formula, data, 2, 5));
     for (int s = 0; s < F::kNumStates; ++s) {
       EXPECT_EQ(group.tensor->state_numel(s, data, 2),
                 F::StateNumel(s, data, 2));

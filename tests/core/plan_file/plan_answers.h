@@ -139,7 +139,8 @@ class PlanAnswers final : public FactSink {
       Line("place", place.buffer, place.position, place.offset);
     }
     Line("stored", plan_.NumStored(), plan_.workspace_numel(),
-         plan_.shards_grads(), plan_.shards_params(), plan_.HeldRanges());
+         plan_.gpu_workspace_numel(), plan_.shards_grads(),
+         plan_.shards_params(), plan_.HeldRanges());
     for (const SlotPlan& slot : plan_.param_slots())
       Line(slot.count, slot.bytes);
     for (const SlotPlan& slot : plan_.grad_slots())

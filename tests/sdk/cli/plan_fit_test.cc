@@ -141,6 +141,29 @@ TEST_F(PlanFitTest, SaysWhatFitsIntoAGpu) {
   EXPECT_TRUE(Has(shared.error, "leave out --shared or --device"));
 }
 
+// A GPU multiplies equal matrices together, and a processor these one by one: a
+// workspace of two matrices of 4 MiB and two squares of their side for each of
+// them, and on a processor the gradient once more.
+TEST_F(PlanFitTest, SaysWhatMuonNeedsOnAGpu) {
+  const std::vector<std::string> options = {
+      "--optimizer", "muon", "--ranks",  "1,5",
+      "--stages",    "1",    "--device", "cuda"};
+  const Json json = PlanJson(options);
+  for (const int i : {0, 1}) {
+    const Json& plan = json["plans"][static_cast<size_t>(i)];
+    EXPECT_EQ(plan["memory"]["workspace_bytes"], 20 * kMiB);
+    // Parameters, gradients, and this rank's momentum and workspace: of all
+    // five matrices, or of one.
+    EXPECT_EQ(plan["memory_device"]["device_bytes"],
+              (i == 0 ? 20 + 20 + 20 + 80 : 20 + 20 + 4 + 16) * kMiB);
+  }
+  const std::string table = Plan(options).out;
+  for (const char* const text :
+       {"workspace", "  80.0 MiB", "  140 MiB", "  16.0 MiB", "  60.0 MiB"}) {
+    EXPECT_TRUE(Has(table, text)) << text << " in\n" << table;
+  }
+}
+
 // With offload, a rank has 40 MiB on its GPU: parameters and gradients. Its
 // host has 4 MiB of staging memory, the states, and 4 MiB for each MiB of
 // elements that a thread steps, up to 4: 60 MiB for 1 rank, and 18 for each
