@@ -98,9 +98,11 @@ struct UpdateList {
   std::vector<int64_t> sizes;
   std::vector<const void*> sources;  // In rank order.
   float* workspace = nullptr;
-  // Where states are offloaded: the memory through which windows pass.
+  // Where states are offloaded: the memory through which windows pass, and the
+  // seconds after which a window's copies are not waited for any more.
   std::byte* staging = nullptr;
   OffloadStaging staging_layout;
+  double copy_timeout = 0;
   // The form of the list that Device::Prepare made for that device's kernels.
   std::shared_ptr<const void> prepared;
 

@@ -19,21 +19,23 @@ namespace shard {
 
 namespace {
 
-// The copies of a window take milliseconds, and those of a whole parameter less
-// than a second. A device that needs longer than this does not work.
-constexpr double kCopySeconds = 30;
-
 // How often a thread that waits for copies looks whether its work is still
 // wanted.
 constexpr double kLookSeconds = 0.1;
 
-// Waits for copies, but not once `ended` is set.
-Status Await(const Event& copied, const std::atomic<bool>& ended) {
-  const Deadline deadline = Deadline::After(kCopySeconds);
+// Waits for copies, but not once `ended` is set, and at most for `timeout`
+// seconds.
+Status Await(const Event& copied, double timeout,
+             const std::atomic<bool>& ended) {
+  const Deadline deadline = Deadline::After(timeout);
   while (!ended) {
-    const Status status = copied.Synchronize(Deadline::After(kLookSeconds));
+    const Status status =
+        copied.Synchronize(Deadline::After(std::min(timeout, kLookSeconds)));
     if (status.code() != StatusCode::kDeadlineExceeded) return status;
-    if (deadline.Expired()) return copied.Synchronize(deadline);
+    if (deadline.Expired()) {
+      return copied.Synchronize(deadline).WithContext(
+          "copies of an offloaded update, which have the engine's timeout");
+    }
   }
   return Cancelled("the stream of an update was ended");
 }
@@ -65,11 +67,12 @@ class HostUpdates::Lane {
   static StatusOr<std::unique_ptr<Lane>> Create(Device* device, Device* host,
                                                 std::byte* staging,
                                                 OffloadStaging::Slot slot,
-                                                float* workspace) {
+                                                const UpdateList& list) {
     auto lane = std::make_unique<Lane>();
     lane->staging_ = staging;
     lane->slot_ = slot;
-    lane->list_.workspace = workspace;
+    lane->timeout_ = list.copy_timeout;
+    lane->list_.workspace = list.workspace;
     SHARD_ASSIGN_OR_RETURN(lane->steps_,
                            host->CreateStream(StreamKind::kCompute));
     SHARD_ASSIGN_OR_RETURN(lane->copies_,
@@ -103,12 +106,12 @@ class HostUpdates::Lane {
     if (begin < end) fetch(begin);
     for (size_t w = begin; w < end; ++w) {
       if (w + 1 < end) fetch(w + 1);
-      SHARD_RETURN_IF_ERROR(Await(fetched[w % kOffloadSlots], ended));
+      SHARD_RETURN_IF_ERROR(Await(fetched[w % kOffloadSlots], timeout_, ended));
       steps_->Update(list_, w, StepBlocks::Shared(&block), nullptr);
       SHARD_RETURN_IF_ERROR(steps_->status());
       Store(w);
     }
-    return Await(copies_->Record(), ended);
+    return Await(copies_->Record(), timeout_, ended);
   }
 
  private:
@@ -156,7 +159,8 @@ class HostUpdates::Lane {
 
   std::byte* staging_ = nullptr;
   OffloadStaging::Slot slot_;
-  UpdateList list_;  // Each window is a range.
+  double timeout_ = 0;  // Seconds, of a wait for copies.
+  UpdateList list_;     // Each window is a range.
   std::vector<Placed> windows_;
   std::vector<size_t> first_windows_;  // By range.
   std::unique_ptr<Stream> steps_;
@@ -174,8 +178,8 @@ StatusOr<std::shared_ptr<HostUpdates>> HostUpdates::Make(
   std::byte* at = list.staging;
   for (size_t t = 0; t < staging.threads; ++t) {
     const OffloadStaging::Slot& slot = t == 0 ? staging.first : staging.others;
-    SHARD_ASSIGN_OR_RETURN(
-        auto lane, Lane::Create(device, host, at, slot, list.workspace));
+    SHARD_ASSIGN_OR_RETURN(auto lane,
+                           Lane::Create(device, host, at, slot, list));
     made->lanes_.push_back(std::move(lane));
     at += kOffloadSlots * slot.bytes();
   }

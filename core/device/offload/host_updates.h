@@ -56,8 +56,9 @@ class HostUpdates {
 
   // Updates a range, whose gradients lie at `grads` on the device, and blocks
   // until that is done, or until soon after `ended` is set: nobody then waits
-  // for a device that hangs. REQUIRES: the device has done all work on the
-  // range; one thread at a time.
+  // for a device that hangs. Errors: kDeadlineExceeded where copies take longer
+  // than UpdateList::copy_timeout. REQUIRES: the device has done all work on
+  // the range; one thread at a time.
   Status Run(size_t range, const StepBlock& block, const void* grads,
              const std::atomic<bool>& ended);
 

@@ -22,6 +22,7 @@ StatusOr<std::unique_ptr<Stepper>> Stepper::Create(const Dependencies& deps) {
       UpdateList list,
       MakeUpdateList(*deps.plan, *deps.memory, deps.comm->rank(),
                      deps.memory->workspace()));
+  list.copy_timeout = deps.timeout;
   SHARD_RETURN_IF_ERROR(WithNeededMemory(deps.device->Prepare(&list),
                                          *deps.plan, *deps.comm, *deps.device));
   SHARD_ASSIGN_OR_RETURN(StepLatch latch,

@@ -189,7 +189,36 @@ TEST_F(CudaOffloadProgressTest, AStepThatIsSkippedLeavesTheWindowsAsTheyWere) {
   }
 }
 
-// Threads of an update wait for copies much longer than the engine's timeout.
+// The engine has a shorter timeout than the step, and the copies that hang have
+// the engine's.
+TEST_F(CudaOffloadProgressTest, CopiesThatHangEndAtTheEnginesTimeout) {
+  HostWork work;
+  auto engine = MakeEngine(
+      cuda_training::MakePlan({.units = 1, .elements_per_unit = 200000}),
+      OpenLocal(), &work, 0.25);
+  ASSERT_OK(engine);
+  ASSERT_OK(cuda_training::Fill(engine->get()));
+  ASSERT_OK((*engine)->Synchronize(0));
+  testing::fake_cuda::Pause(200);
+  StepOptions step;
+  step.timeout = kLongest;
+  const auto begin = std::chrono::steady_clock::now();
+  ExpectError((*engine)->Step(step, nullptr), StatusCode::kDeadlineExceeded,
+              {"copies of an offloaded update, which have the engine's timeout",
+               "was not done within 0.25 s", "give it a longer timeout"});
+  const std::chrono::duration<double> took =
+      std::chrono::steady_clock::now() - begin;
+  EXPECT_GE(took.count(), 0.25);
+  EXPECT_LT(took.count(), kLongest / 2);
+  EXPECT_LT(work.updates, 200);
+  engine->reset();
+  testing::fake_cuda::Resume();
+  testing::fake_cuda::RunAll();
+  EXPECT_EQ(testing::fake_cuda::ViolationText(), "");
+  testing::ResetWithKernels();
+}
+
+// Threads of an update still wait for copies when the engine is freed.
 TEST_F(CudaOffloadProgressTest, AnEngineIsFreedWhoseDeviceHangsInAnUpdate) {
   HostWork work;
   auto engine = MakeEngine(
