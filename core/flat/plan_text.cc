@@ -166,6 +166,11 @@ void AppendMemory(const Plan& plan, std::string* out) {
   add("gradients", shared.grad_bytes, unshared.grad_bytes);
   add("optimizer states", shared.state_bytes, unshared.state_bytes);
   add("workspace", shared.workspace_bytes, unshared.workspace_bytes);
+  const uint64_t on_gpu =
+      plan.Memory(false, nullptr, Processor::kGpu).workspace_bytes;
+  if (on_gpu != unshared.workspace_bytes) {
+    add("workspace on a GPU", on_gpu, on_gpu);
+  }
   add("slots", shared.transient_bytes, unshared.transient_bytes);
   if (shared.host_tensor_bytes > 0) {
     add("buffers of the model", shared.host_tensor_bytes,

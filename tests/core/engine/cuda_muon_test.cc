@@ -165,6 +165,26 @@ TEST(MuonStepTest, TheWorkspaceIsWhatThePlanSays) {
   }
 }
 
+// Nothing is allocated for a part of the batch.
+TEST(MuonStepTest, AnEngineWithoutRoomForABatchSaysWhatItNeeds) {
+  size_t planned = 0;
+  {
+    const FakeCuda fake;
+    planned = MakePlan({.optimizer = "muon", .shapes = Equal(12)})
+                  ->Memory(true, nullptr, Processor::kGpu)
+                  .DeviceTotal();
+  }
+  const FakeCuda fake({.memory_bytes = planned - 1});
+  ExpectError(
+      MakeEngine(MakePlan({.optimizer = "muon", .shapes = Equal(12)}),
+                 OpenLocal()),
+      StatusCode::kResourceExhausted,
+      {StrCat("the plan needs ", FormatBytes(planned), " (", planned,
+              " bytes) ", "on cuda:0, which has ", FormatBytes(planned - 1)),
+       "it fits with", "offload=states"});
+  EXPECT_EQ(testing::fake_cuda::CountAlive().device_bytes, 0u);
+}
+
 // Returns the bits of all parameters after two steps.
 std::vector<float> TrainedIn(const Form& form) {
   const auto engine = MakeEngine(MakePlan(form), OpenLocal());

@@ -160,6 +160,13 @@ TEST(WorkspaceTest, APlanCountsTheEqualMatricesOfARank) {
         EXPECT_EQ(plan->gpu_workspace_numel() * 4, bytes);
         EXPECT_EQ(plan->Memory(false, nullptr, Processor::kGpu).workspace_bytes,
                   static_cast<uint64_t>(bytes));
+        const std::string text = plan->ToText();
+        const size_t at = text.find("workspace on a GPU ");
+        ASSERT_NE(at, std::string::npos) << text;
+        EXPECT_NE(text.substr(at, text.find('\n', at) - at)
+                      .find(FormatBytes(static_cast<uint64_t>(bytes))),
+                  std::string::npos)
+            << text;
         // A processor steps such matrices one by one, and widens them.
         const int64_t on_cpu = Numel(Formula::kMuon, {768, 2304}) +
                                (dtype == DType::kBF16 ? 768 * 2304 : 0);
