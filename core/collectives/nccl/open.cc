@@ -46,10 +46,13 @@ std::string WhyNot(const std::vector<int32_t>& versions,
                   "; install one version on all hosts");
   }
   if (!shared) return "";
+  // NCCL refuses them before 2.30, and later unless the environment has
+  // NCCL_MULTI_RANK_GPU_ENABLE=1. Its collectives wait for each other on the
+  // GPU, which need not run them at once.
   return StrCat(
       "ranks ", shared->first, " and ", shared->second,
-      " have one GPU, which NCCL refuses; give each rank a GPU of its "
-      "own");
+      " have one GPU, for which libshard does not use NCCL; give each rank a "
+      "GPU of its own, or use collectives=staged");
 }
 
 }  // namespace

@@ -4,12 +4,19 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
 
 #include "core/collectives/collectives.h"
 #include "core/collectives/nccl/library.h"
+#include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/device/cuda/cuda_device.h"
 #include "core/device/cuda/library.h"
@@ -62,15 +69,79 @@ TEST(NcclOpenTest, VersionsThatAreNotKnownAreNamed) {
   }
 }
 
-// NCCL's own error would come from the middle of its start.
+// NCCL's own error would come from the middle of its start. Later versions can
+// be told to take such ranks; libshard does not use them so.
 TEST(NcclOpenTest, RanksThatShareAGpuAreNamed) {
-  RunNcclRanks({.version = 22809}, [](Communicator* comm) {
-    ExpectError(OpenOn(comm, 0, Transport::kNccl),
-                StatusCode::kBackendUnavailable,
-                {"ranks 0 and 1 have one GPU, which NCCL refuses"});
-    EXPECT_OK(OpenOn(comm, 0, Transport::kAuto));
-    EXPECT_FALSE(UsesNccl());
-  });
+  for (const int version : {22809, 23001}) {
+    SCOPED_TRACE(version);
+    RunNcclRanks({.version = version}, [](Communicator* comm) {
+      ExpectError(OpenOn(comm, 0, Transport::kNccl),
+                  StatusCode::kBackendUnavailable,
+                  {"ranks 0 and 1 have one GPU, for which libshard does not "
+                   "use NCCL",
+                   "collectives=staged"});
+      EXPECT_OK(OpenOn(comm, 0, Transport::kAuto));
+      EXPECT_FALSE(UsesNccl());
+    });
+  }
+}
+
+// Returns what rank 0 of two logs of its transport; rank 1 logs nothing of it.
+std::string TransportLine(const fake_nccl::Options& nccl, SumOrder order,
+                          bool shares_gpu = false) {
+  const FakeNccl fake(OneGpuEach(2), nccl);
+  std::array<std::string, 2> lines;
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      CommOptions options;
+      options.rank = rank;
+      options.world_size = 2;
+      options.timeout = 20;
+      options.logger = Logger(
+          [](int32_t level, const char* message, void* line) {
+            const std::string_view text = message;
+            if (text.find("tensors ") == text.npos) return;
+            EXPECT_EQ(level, static_cast<int32_t>(LogLevel::kInfo));
+            static_cast<std::string*>(line)->append(text);
+          },
+          LogLevel::kInfo, &lines[static_cast<size_t>(rank)]);
+      const auto comm =
+          OpenCommunicator("threads:2?name=transport-line", options);
+      ASSERT_OK(comm);
+      const auto device = cuda::OpenDevice(StrCat(shares_gpu ? 0 : rank));
+      ASSERT_OK(device);
+      EXPECT_OK(OpenCollectives(
+          comm->get(), device->get(), EverySet(**comm),
+          {.transport = Transport::kAuto, .order = order, .timeout = 20},
+          Soon()));
+      EXPECT_OK((*comm)->Shutdown(Soon()));
+    });
+  }
+  for (std::thread& it : ranks) it.join();
+  EXPECT_EQ(lines[1], "");
+  return lines[0];
+}
+
+void ExpectTexts(const std::string& line,
+                 const std::vector<std::string>& texts) {
+  for (const std::string& text : texts) {
+    EXPECT_NE(line.find(text), std::string::npos) << line;
+  }
+}
+
+TEST(NcclOpenTest, TheLogTellsHowTensorsMove) {
+  ExpectTexts(TransportLine({.version = 22809}, SumOrder::kLibrary),
+              {"tensors are moved by NCCL 2.28.9, f32 gradients are summed by "
+               "NCCL in its own order, others in fp32 in the order of ranks, "
+               "their memory is registered"});
+  ExpectTexts(
+      TransportLine({.version = 22809, .registers = false}, SumOrder::kRankOrder),
+      {"NCCL 2.28.9, gradients are summed in the order of ranks, their memory "
+       "is not registered: rank 0: NCCL 2.28.9 registers"});
+  ExpectTexts(TransportLine({.version = 22809}, SumOrder::kRankOrder, true),
+              {"tensors pass through the host's memory: ranks 0 and 1 have one "
+               "GPU"});
 }
 
 TEST(NcclOpenTest, StagedUsesNone) {
