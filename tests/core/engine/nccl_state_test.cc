@@ -126,16 +126,17 @@ TEST_P(NcclStateTest, LoadsIntoAnyEngine) {
   EXPECT_TRUE(on_cpus == trained) << trained.Differences(on_cpus);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Forms, NcclStateTest,
-    ::testing::Values(Form{2, 0}, Form{2, 1}, Form{2, 2}, Form{2, 3},
-                      Form{3, 0}, Form{3, 1}, Form{3, 2}, Form{3, 3},
-                      Form{4, 3, 2}),
-    [](const auto& info) {
-      const Form& form = info.param;
-      return StrCat("stage", form.stage, "_of", form.world_size,
-                    form.group_size > 0 ? "_groups" : "");
-    });
+INSTANTIATE_TEST_SUITE_P(Forms, NcclStateTest,
+                         ::testing::Values(Form{2, 0}, Form{2, 1}, Form{2, 2},
+                                           Form{2, 3}, Form{3, 0}, Form{3, 1},
+                                           Form{3, 2}, Form{3, 3},
+                                           Form{4, 3, 2}),
+                         [](const auto& info) {
+                           const Form& form = info.param;
+                           return StrCat("stage", form.stage, "_of",
+                                         form.world_size,
+                                         form.group_size > 0 ? "_groups" : "");
+                         });
 
 }  // namespace
 }  // namespace shard::nccl_state_test

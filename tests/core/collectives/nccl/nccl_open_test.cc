@@ -14,9 +14,9 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/strings.h"
 #include "core/collectives/collectives.h"
 #include "core/collectives/nccl/library.h"
-#include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/device/cuda/cuda_device.h"
 #include "core/device/cuda/library.h"
@@ -136,7 +136,8 @@ TEST(NcclOpenTest, TheLogTellsHowTensorsMove) {
                "NCCL in its own order, others in fp32 in the order of ranks, "
                "their memory is registered"});
   ExpectTexts(
-      TransportLine({.version = 22809, .registers = false}, SumOrder::kRankOrder),
+      TransportLine({.version = 22809, .registers = false},
+                    SumOrder::kRankOrder),
       {"NCCL 2.28.9, gradients are summed in the order of ranks, their memory "
        "is not registered: rank 0: NCCL 2.28.9 registers"});
   ExpectTexts(TransportLine({.version = 22809}, SumOrder::kRankOrder, true),
