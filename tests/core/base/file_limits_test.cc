@@ -288,10 +288,7 @@ TEST(PooledFile, IsNotThereInAChildOfFork) {
 class MeetAfterTheFirst final : public ForwardingEnv {
  public:
   MeetAfterTheFirst() : ForwardingEnv(FileEnv::Posix()) {}
-  // The check of virtual tables needs descriptors of its own.
-  __attribute__((no_sanitize("vptr"))) int Open(int dir, const char* path,
-                                                int flags,
-                                                mode_t mode) override {
+  int Open(int dir, const char* path, int flags, mode_t mode) override {
     const int fd = base()->Open(dir, path, flags, mode);
     if ((flags & O_DIRECT) != 0) seen_direct = true;
     if (fd >= 0 && (flags & O_DIRECT) == 0) ++met;
