@@ -2,6 +2,7 @@
 
 #include "core/engine/memory/slots.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 
@@ -22,7 +23,7 @@ int Slots::Find(int32_t unit) const {
   return -1;
 }
 
-int Slots::Choose(int32_t unit) const {
+int Slots::Choose(int32_t unit, std::span<const int32_t> keep) const {
   const auto& entries = entries_[static_cast<size_t>(DepthOf(unit))];
   // Among equal slots the one used longest ago comes first: transfers into
   // recently dropped ones may still be running.
@@ -33,6 +34,7 @@ int Slots::Choose(int32_t unit) const {
   int best = -1;
   for (size_t i = 0; i < entries.size(); ++i) {
     if (entries[i].in_use) continue;
+    if (std::ranges::find(keep, entries[i].unit) != keep.end()) continue;
     if (best < 0 || before(entries[i], entries[static_cast<size_t>(best)])) {
       best = static_cast<int>(i);
     }

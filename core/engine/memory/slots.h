@@ -10,6 +10,7 @@
 #define SHARD_CORE_ENGINE_MEMORY_SLOTS_H_
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/device/event.h"
@@ -25,10 +26,11 @@ class Slots {
   // Returns the slot that holds the data of `unit`, or -1 where none does.
   int Find(int32_t unit) const;
 
-  // Returns a slot at the depth of `unit` that is not in use, or -1 where all
-  // are. An empty slot comes before others, and among equal ones the slot that
-  // was taken least recently. Does not take the slot.
-  int Choose(int32_t unit) const;
+  // Returns a slot at the depth of `unit` that is not in use and holds no unit
+  // of `keep`, or -1 where there is none. An empty slot comes before others,
+  // and among equal ones the slot that was taken least recently. Does not take
+  // the slot.
+  int Choose(int32_t unit, std::span<const int32_t> keep = {}) const;
 
   // Assigns `slot` to `unit`, in use until Release. The unit that the slot held
   // before has none from then on.

@@ -26,7 +26,11 @@ Status UnitParams::Acquire(int32_t unit, const Deadline& deadline) {
     order_.Record(unit);
     const int found = slots_.Find(unit);
     if (found < 0) {
-      SHARD_RETURN_IF_ERROR(Gather(unit, slots_.Choose(unit)));
+      // Where only slots of units gathered ahead are left, one of these is
+      // gathered again.
+      const int slot = slots_.Choose(unit, order_.Next());
+      SHARD_RETURN_IF_ERROR(
+          Gather(unit, slot >= 0 ? slot : slots_.Choose(unit)));
     } else {
       slots_.Take(unit, found);
     }
@@ -69,7 +73,7 @@ Status UnitParams::Gather(int32_t unit, int slot) {
 Status UnitParams::Prefetch() {
   for (const int32_t next : order_.Next()) {
     if (slots_.Find(next) >= 0) continue;
-    const int slot = slots_.Choose(next);
+    const int slot = slots_.Choose(next, order_.Next());
     if (slot < 0) return Status();
     SHARD_RETURN_IF_ERROR(Gather(next, slot));
     // The unit is gathered, but not acquired yet.

@@ -90,6 +90,18 @@ TEST_F(SlotsTest, EmptySlotsGoBeforeOthers) {
   EXPECT_EQ(slots_.Choose(4), 2);
 }
 
+TEST_F(SlotsTest, UnitsAreKept) {
+  for (const int32_t unit : {1, 2, 3}) Take(unit);
+  for (const int32_t unit : {1, 2, 3}) slots_.Release(unit);
+  const std::vector<int32_t> first = {1, 4};
+  EXPECT_EQ(slots_.Choose(5, first), 1);
+  const std::vector<int32_t> all = {3, 1, 2};
+  EXPECT_EQ(slots_.Choose(5, all), -1);
+  // An empty slot is nobody's.
+  slots_.Drop(3);
+  EXPECT_EQ(slots_.Choose(5, all), 2);
+}
+
 // The transfer into a dropped slot may still be in progress, so the slot is the
 // last to be taken again.
 TEST_F(SlotsTest, EmptySlotsAreTakenInTurn) {

@@ -92,5 +92,79 @@ TEST(TransferCountTest, DependsOnBuffersAlone) {
   }
 }
 
+// A host acquires each of `kBlocks` units forward and backward, and releases it
+// before it acquires the next, or once it has.
+constexpr int kBlocks = 16;
+
+// Returns the gathers of a step whose order is known.
+uint64_t CountGathers(int32_t prefetch, bool release_late) {
+  UnitTraining training;
+  training.model = std::make_shared<Model>("Root");
+  for (int b = 0; b < kBlocks; ++b) {
+    const auto block =
+        training.model->AddModule(kRootModule, StrCat("block", b), "Block");
+    EXPECT_OK(block);
+    EXPECT_OK(training.model->AddParam(*block, "weight", DType::kF32,
+                                       {int64_t{64}, int64_t{128}}));
+  }
+  training.plan.world_size = 2;
+  training.plan.stage = 3;
+  training.plan.prefetch = prefetch;
+  training.engine.missing_grads = MissingGrads::kZero;
+  const auto plan = PlanOf(training);
+  EXPECT_OK(plan);
+  EXPECT_TRUE((*plan)->shards_params());
+  const auto units = static_cast<int32_t>((*plan)->units().size());
+  uint64_t gathers = 0;
+  RunThreadRanks(
+      training.plan.world_size,
+      [&](const auto& comm) {
+        const auto engine = CreateEngine(*plan, comm, training.engine);
+        ASSERT_OK(engine);
+        UnitTrainer(training, engine->get()).Fill();
+        int32_t held = -1;
+        const auto release = [&] {
+          if (held >= 0) ASSERT_OK((*engine)->UnitRelease(held));
+          held = -1;
+        };
+        const auto use = [&](int32_t unit, Pass pass) {
+          if (!release_late) release();
+          ASSERT_OK((*engine)->UnitAcquire(unit, pass, 0));
+          release();
+          held = unit;
+        };
+        for (int step = 1; step <= 3; ++step) {
+          const uint64_t before = CallsOf(*comm, "all_gather_blocks");
+          for (int32_t u = 1; u < units; ++u) use(u, Pass::kForward);
+          release();
+          for (int32_t u = units - 1; u > 0; --u) use(u, Pass::kBackward);
+          release();
+          StepReport report;
+          ASSERT_OK((*engine)->Step(StepOptions(), &report));
+          if (comm->rank() == 0) {
+            gathers = CallsOf(*comm, "all_gather_blocks") - before;
+          }
+        }
+      },
+      30, "direct=0");
+  return gathers;
+}
+
+// A unit that was gathered ahead stays until the host acquires it.
+TEST(TransferCountTest, PrefetchGathersNoUnitTwice) {
+  for (const int32_t prefetch : {0, 1, 2, 3, 5}) {
+    for (const bool release_late : {false, true}) {
+      // A single slot is in use until then.
+      if (prefetch == 0 && release_late) continue;
+      SCOPED_TRACE(
+          StrCat("prefetch ", prefetch, release_late ? ", released late" : ""));
+      const uint64_t gathers = CountGathers(prefetch, release_late);
+      // Backward, the slots still have the last units.
+      EXPECT_LE(gathers, 2 * kBlocks - 1);
+      EXPECT_GE(gathers, kBlocks);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace shard::transfer_count_test
