@@ -115,6 +115,13 @@ class Stream {
   virtual void Update(const UpdateList& list, size_t range,
                       const StepBlocks& step,
                       const GradientSources* gradients) = 0;
+  // Updates all ranges, as Update does, in no order: in one launch where a GPU
+  // has one kernel for them.
+  virtual void UpdateAll(const UpdateList& list, const StepBlocks& step) {
+    for (size_t r = list.ranges.size(); r-- > 0;) {
+      Update(list, r, step, nullptr);
+    }
+  }
 
   // Sets what is called once with the stream's error: when the stream fails, or
   // is destroyed with work that has not run (kCancelled). For those who wait

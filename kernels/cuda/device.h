@@ -45,20 +45,29 @@ struct Launch {
 #endif
 };
 
-// Runs body(i), i < count, each on one warp.
-template <class Body>
+// Runs body(i), i < count, each on one warp, beginning with the warp that comes
+// after `before` others in turn. An Index of 32 bits takes fewer registers.
+// REQUIRES: `count`, and so many more as the launch has warps, is an Index.
+template <class Index, class Body>
 SHARD_DEVICE void ForEachOnWarp([[maybe_unused]] const Launch& launch,
-                                uint64_t count, const Body& body) {
+                                Index before, Index count, const Body& body) {
 #ifdef __CUDACC__
-  const uint64_t threads = uint64_t{gridDim.x} * blockDim.x;
-  const uint64_t thread = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  for (uint64_t i = thread / kLanes; i < count; i += threads / kLanes) body(i);
+  const Index warps = Index{gridDim.x} * blockDim.x / kLanes;
+  const Index warp = (Index{blockIdx.x} * blockDim.x + threadIdx.x) / kLanes;
+  const Index first = (warp + warps - before % warps) % warps;
+  for (Index i = first; i < count; i += warps) body(i);
 #else
-  const uint64_t warps = uint64_t{launch.blocks} * launch.threads / kLanes;
-  for (uint64_t warp = 0; warp < warps; ++warp) {
-    for (uint64_t i = warp; i < count; i += warps) body(i);
+  const Index warps = Index{launch.blocks} * launch.threads / kLanes;
+  for (Index warp = 0; warp < warps; ++warp) {
+    const Index first = (warp + warps - before % warps) % warps;
+    for (Index i = first; i < count; i += warps) body(i);
   }
 #endif
+}
+template <class Body>
+SHARD_DEVICE void ForEachOnWarp(const Launch& launch, uint64_t count,
+                                const Body& body) {
+  ForEachOnWarp(launch, uint64_t{0}, count, body);
 }
 
 // Runs body(lane) for each lane of a warp.
@@ -133,6 +142,27 @@ SHARD_DEVICE void OnEachWarpThenOnce([[maybe_unused]] const Launch& launch,
       last();
     }
   }
+#endif
+}
+
+// Returns the block's copy of memory of the device, until the next call for a
+// T. The copy has a place that the compiler knows, and takes no registers; nor
+// does it change where tensors are stored. REQUIRES: all threads of a block
+// call this; T is trivially copyable.
+template <class T>
+SHARD_DEVICE const T& BlockCopy(const T* from) {
+#ifdef __CUDACC__
+  __shared__ uint64_t copy[sizeof(T) / sizeof(uint64_t)];
+  const auto* const words = reinterpret_cast<const uint64_t*>(from);
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < sizeof(T) / sizeof(uint64_t);
+       i += blockDim.x) {
+    copy[i] = words[i];
+  }
+  __syncthreads();
+  return *reinterpret_cast<const T*>(copy);
+#else
+  return *from;
 #endif
 }
 

@@ -36,7 +36,6 @@ struct ParamTile {
   Tile tile;
   uint32_t slice;  // Of the range, where slices are updated one by one.
   uint32_t row;    // Of StepBlock::rows.
-  RandomStream random;
 };
 
 // Returns the last of `count` things whose first(i) is not after `index`.
@@ -110,8 +109,6 @@ class ElementTiles {
       // parameter's part on another rank ends there.
       at.tile.first = begin - slice.param_begin % kTile + tile * kTile;
       at.row = RowOf(slice);
-      at.random = {block_.seed, block_.random_step, slice.position,
-                   slice.param_begin + (at.tile.first - begin)};
     } else {
       at.slice = 0;
       at.tile.first = static_cast<int64_t>(index) * kTile;
@@ -367,10 +364,18 @@ class ElementTiles {
     }));
   }
 
+  // Returns the stream of random bits of a tile, from its first element on.
+  SHARD_DEVICE RandomStream RandomOf(const ParamTile& at) const {
+    const ElementSlice& slice = range_.slices[at.slice];
+    return {block_.seed, block_.random_step, slice.position,
+            slice.param_begin +
+                (at.tile.first - static_cast<int64_t>(slice.begin))};
+  }
+
   SHARD_DEVICE void MakeWordsOf(uint32_t tensor, const ParamTile& at,
                                 Warp<ElementLane>* warp) const {
     MakeTileWords(
-        table_, at.random, RandomPair(tensor),
+        table_, RandomOf(at), RandomPair(tensor),
         [](ElementLane& v) -> LaneWords& { return v.words; }, warp);
   }
 

@@ -12,7 +12,7 @@ namespace shard::cuda {
 namespace {
 
 template <class F, template <class> class RuleOf>
-SHARD_DEVICE void UpdateTile(const ElementTiles<F>& tiles, uint64_t index) {
+SHARD_DEVICE void UpdateTile(const ElementTiles<F>& tiles, uint32_t index) {
   const ParamTile at = tiles.TileAt(index);
   if (at.row == kNotStepped) return;
   Warp<ElementLane> warp;
@@ -38,14 +38,20 @@ SHARD_DEVICE void UpdateTile(const ElementTiles<F>& tiles, uint64_t index) {
 template <class F, template <class> class Rule>
 SHARD_DEVICE void UpdateElements(const UpdateElementsArgs& args,
                                  const Launch& launch) {
-  // A copy in registers: the compiler must assume that stores to tensors change
-  // memory.
-  const StepBlock block = *args.block;
+  const StepBlock& block = BlockCopy(args.block);
   if (block.drops_updates()) return;
   const AesTable table(args.range.needs_random);
-  const ElementTiles<F> tiles(args.range, block, *args.block, table);
-  ForEachOnWarp(launch, tiles.count(),
-                [&](uint64_t tile) { UpdateTile<F, Rule>(tiles, tile); });
+  uint32_t begun = 0;
+  for (uint32_t r = 0; r <= args.num_more; ++r) {
+    const ElementTiles<F> tiles(
+        BlockCopy(r == 0 ? &args.range : &args.more[r - 1]), block, *args.block,
+        table);
+    const auto count = static_cast<uint32_t>(tiles.count());
+    // A range begins with the warps that the one before has left idle.
+    ForEachOnWarp(launch, begun, count,
+                  [&](uint32_t tile) { UpdateTile<F, Rule>(tiles, tile); });
+    begun += count;
+  }
 }
 
 }  // namespace

@@ -62,8 +62,14 @@ struct ElementRange {
   const ElementSlice* slices;
 };
 
+// One launch updates one range, or all ranges of a step that have the same
+// formula.
 struct UpdateElementsArgs {
   ElementRange range;
+  // The ranges after it, in memory of the device; they need random bits where
+  // it does.
+  const ElementRange* more;
+  uint32_t num_more;
   const StepBlock* block;
 };
 static_assert(std::is_trivially_copyable_v<UpdateElementsArgs>);

@@ -58,9 +58,7 @@ class Accesses {
   std::vector<fake_cuda::Access> all_;
 };
 
-inline void AddAccesses(const cuda::UpdateElementsArgs& args, Accesses* to) {
-  const cuda::ElementRange& range = args.range;
-  to->Read(args.block, sizeof(*args.block));
+inline void AddAccesses(const cuda::ElementRange& range, Accesses* to) {
   to->Read(range.slices, range.num_slices * sizeof(*range.slices));
   // The kernel reads one of the two: the block, which says which one, may still
   // be on its way.
@@ -76,10 +74,17 @@ inline void AddAccesses(const cuda::UpdateElementsArgs& args, Accesses* to) {
   }
 }
 
+inline void AddAccesses(const cuda::UpdateElementsArgs& args, Accesses* to) {
+  to->Read(args.block, sizeof(*args.block));
+  to->Read(args.more, args.num_more * sizeof(*args.more));
+  AddAccesses(args.range, to);
+  for (uint32_t r = 0; r < args.num_more; ++r) AddAccesses(args.more[r], to);
+}
+
 // What the kernels of one update access together: so the edges around each of
 // them are those around the update.
 inline void AddAccesses(const cuda::UpdateTensorsArgs& args, Accesses* to) {
-  AddAccesses(cuda::UpdateElementsArgs{args.range, args.block}, to);
+  AddAccesses(cuda::UpdateElementsArgs{args.range, nullptr, 0, args.block}, to);
   const cuda::SquareTable& squares = args.squares;
   to->Read(squares.first_groups,
            args.range.num_slices * sizeof(*squares.first_groups));

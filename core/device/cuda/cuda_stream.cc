@@ -225,12 +225,29 @@ void CudaStream::Update(const UpdateList& list, size_t range,
     } else if (given.formula == Formula::kAdafactor) {
       AddAdafactor({tensors, part.matrices}, &works);
     } else {
-      const UpdateElementsArgs args = {read, step.kernels};
+      const UpdateElementsArgs args = {read, nullptr, 0, step.kernels};
       Add(kernels_->update(given.formula, read.needs_random), args,
-          std::max<uint64_t>(read.num_tiles, (read.count + kTile - 1) / kTile),
-          &works);
+          TilesOf(read), &works);
     }
   }
+  SubmitUpdate(std::move(works));
+}
+
+void CudaStream::UpdateAll(const UpdateList& list, const StepBlocks& step) {
+  Works works;
+  for (const StepLaunch& launch : UpdateTable::Of(list).step()) {
+    const UpdateElementsArgs args = {launch.first, launch.more, launch.num_more,
+                                     step.kernels};
+    Add(kernels_->update(launch.formula, launch.first.needs_random), args,
+        launch.num_tiles, &works);
+  }
+  SubmitUpdate(std::move(works));
+  for (size_t r = list.ranges.size(); r-- > 0;) {
+    if (list.ranges[r].is_tensor) Update(list, r, step, nullptr);
+  }
+}
+
+void CudaStream::SubmitUpdate(Works works) {
   if (works.empty()) return;
   Submit("Update", [works = std::move(works)] {
     for (const auto& work : works) SHARD_RETURN_IF_ERROR(work());

@@ -69,6 +69,7 @@ class CudaStream final : public Stream {
                   StepBlock* block) override;
   void Update(const UpdateList& list, size_t range, const StepBlocks& step,
               const GradientSources* gradients) override;
+  void UpdateAll(const UpdateList& list, const StepBlocks& step) override;
   void OnError(std::function<void(const Status&)> handler) override;
   void Fail(const Status& error) override { core_->Poison(error); }
   void Call(std::string_view what, std::function<Status()> work) override;
@@ -101,6 +102,7 @@ class CudaStream final : public Stream {
   // Pieces of work that are submitted as one: where the stream fails meanwhile,
   // the driver is given all of them or none.
   using Works = std::vector<std::function<Status()>>;
+  void SubmitUpdate(Works works);
   // Add the kernels that update a range with a tensor formula.
   void AddLamb(const UpdateTensorsArgs& args, Works* works) const;
   void AddAdafactor(const AdafactorArgs& args, Works* works) const;

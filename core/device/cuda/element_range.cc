@@ -2,6 +2,7 @@
 
 #include "core/device/cuda/element_range.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -64,6 +65,10 @@ ElementRange ElementRangeOf(const UpdateList& list, const UpdateRange& range,
   given.num_tiles = made.empty() ? 0 : EndTile(made.back());
   given.slices = slices;
   return given;
+}
+
+uint64_t TilesOf(const ElementRange& range) {
+  return std::max<uint64_t>(range.num_tiles, (range.count + kTile - 1) / kTile);
 }
 
 void ReadGradients(const GradientSources& gradients, const void* const* table,

@@ -27,6 +27,10 @@ ElementRange ElementRangeOf(const UpdateList& list, const UpdateRange& range,
                             const ElementSlice* slices,
                             const void* const* sources);
 
+// Returns the number of a range's tiles, or a few more: by slices there may be
+// more of them.
+uint64_t TilesOf(const ElementRange& range);
+
 // Makes the kernel read other gradients, whether or not a norm pass has run.
 // `table` is where the device has their list of pointers; null for at most
 // kInlineSources.

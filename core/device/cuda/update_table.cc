@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "core/device/cuda/element_range.h"
@@ -25,7 +26,7 @@ namespace {
 
 Status CheckRange(const UpdateRange& range) {
   if (range.count / kTile + range.num_slices >=
-      std::numeric_limits<uint32_t>::max()) {
+      std::numeric_limits<int32_t>::max()) {
     return InvalidArgument("a rank's part of a flat buffer has ", range.count,
                            " elements, more than a kernel counts; plan more "
                            "units or ranks");
@@ -99,11 +100,41 @@ StatusOr<std::shared_ptr<const UpdateTable>> UpdateTable::Make(
     norm.count = range.count;
     table->norms_.push_back(norm);
   }
+  SHARD_RETURN_IF_ERROR(table->AddStep(memory, list));
   SHARD_RETURN_IF_ERROR(table->AddSquares(memory, list, made));
   SHARD_RETURN_IF_ERROR(table->AddMatrices(memory, list));
   MuonProducts products(context, std::move(cublas));
   SHARD_RETURN_IF_ERROR(table->AddProducts(memory, &products, list, made));
   return std::shared_ptr<const UpdateTable>(std::move(table));
+}
+
+Status UpdateTable::AddStep(const Memory& memory, const UpdateList& list) {
+  // The parts of each launch, by kernel.
+  std::map<std::pair<Formula, bool>, std::vector<const ElementRange*>> kernels;
+  for (size_t r = 0; r < list.ranges.size(); ++r) {
+    if (list.ranges[r].is_tensor) continue;
+    const ElementRange& range = PartsOf(r).front().range;
+    kernels[{list.ranges[r].formula, range.needs_random}].push_back(&range);
+  }
+  std::vector<ElementRange> more;
+  for (const auto& [kernel, ranges] : kernels) {
+    StepLaunch launch = {kernel.first, *ranges.front(), nullptr, 0, 0};
+    launch.num_more = static_cast<uint32_t>(ranges.size() - 1);
+    for (const ElementRange* range : ranges) {
+      launch.num_tiles += TilesOf(*range);
+      if (range != ranges.front()) more.push_back(*range);
+    }
+    step_.push_back(launch);
+  }
+  SHARD_ASSIGN_OR_RETURN(
+      ranges_, memory.Upload(more.data(), more.size() * sizeof(more[0]),
+                             "the table of ranges"));
+  const auto* next = reinterpret_cast<const ElementRange*>(ranges_.data());
+  for (StepLaunch& launch : step_) {
+    launch.more = next;
+    next += launch.num_more;
+  }
+  return Status();
 }
 
 Status UpdateTable::AddSquares(const Memory& memory, const UpdateList& list,

@@ -10,6 +10,7 @@
 #define SHARD_CORE_DEVICE_CUDA_UPDATE_TABLE_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -39,6 +40,15 @@ struct UpdatePart {
   std::optional<MuonBatch> muon;
 };
 
+// The launch that updates all ranges of a list that one kernel updates.
+struct StepLaunch {
+  Formula formula;
+  ElementRange first;
+  const ElementRange* more;  // The others, in the device's memory.
+  uint32_t num_more;
+  uint64_t num_tiles;  // Of all.
+};
+
 class UpdateTable {
  public:
   // `cublas` is read for Muon only. Errors: kInvalidArgument for a range with
@@ -60,10 +70,13 @@ class UpdateTable {
     return std::span(parts_).subspan(
         first_parts_[range], first_parts_[range + 1] - first_parts_[range]);
   }
+  // Returns the launches that update all ranges but those of tensor formulas.
+  std::span<const StepLaunch> step() const { return step_; }
 
  private:
   struct Slices;
 
+  Status AddStep(const Memory& memory, const UpdateList& list);
   Status AddSquares(const Memory& memory, const UpdateList& list,
                     const std::vector<Slices>& slices);
   Status AddMatrices(const Memory& memory, const UpdateList& list);
@@ -72,6 +85,7 @@ class UpdateTable {
 
   DeviceMemory slices_;
   DeviceMemory sources_;
+  DeviceMemory ranges_;
   DeviceMemory first_groups_;
   DeviceMemory square_sums_;
   DeviceMemory matrix_slices_;
@@ -81,6 +95,7 @@ class UpdateTable {
   std::vector<AddToNormArgs> norms_;
   std::vector<UpdatePart> parts_;
   std::vector<size_t> first_parts_;  // By range, and the end.
+  std::vector<StepLaunch> step_;
 };
 
 }  // namespace shard::cuda

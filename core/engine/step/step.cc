@@ -89,7 +89,12 @@ Status Stepper::Run(const StepInput& input, bool meets,
   }
   // Offloaded updates read the results of the norm from the host's block.
   latch_.Download(deps_.compute);
-  SHARD_RETURN_IF_ERROR(EnqueueUpdates(reduced, deadline, report));
+  // The streams of one rank have nothing to do beside updates, which then are
+  // one launch.
+  const bool at_once =
+      !begun_ && deps_.comm->world_size() == 1 && !deps_.compute->IsInline();
+  SHARD_RETURN_IF_ERROR(at_once ? EnqueueUpdateOfAll(reduced, deadline, report)
+                                : EnqueueUpdates(reduced, deadline, report));
   begun_ = false;
   {
     Span finish(deps_.comm->observer(), EventId::kFinish, {},
@@ -178,6 +183,29 @@ void Stepper::EnqueueMeeting(std::string_view what, const Meeting& meeting) {
   }
   // Another thread meets the ranks: this host may wait elsewhere meanwhile.
   EnqueueRankWork(deps_.comm->host_waits(), deps_.compute, what, meeting);
+}
+
+Status Stepper::EnqueueUpdateOfAll(const std::vector<Event>& events,
+                                   const Deadline& deadline,
+                                   StepReport* report) {
+  uint64_t bytes = 0;
+  {
+    Stopwatch wait(&report->seconds_wait);
+    for (const std::vector<Part>& unit : parts_) {
+      for (const Part& part : unit) {
+        SHARD_RETURN_IF_ERROR(
+            deps_.queue->Wait(events[part.buffer], deps_.compute, deadline));
+        bytes += BytesOf(part, nullptr);
+      }
+    }
+  }
+  Span updating(deps_.comm->observer(), EventId::kUpdate, {},
+                &report->seconds_update);
+  CheckGradients(deps_.compute);
+  deps_.compute->UpdateAll(list_, latch_.blocks());
+  updating.set_bytes(bytes);
+  bytes_.update += bytes;
+  return Status();
 }
 
 Status Stepper::EnqueueUpdates(const std::vector<Event>& events,

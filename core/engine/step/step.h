@@ -209,6 +209,10 @@ class Stepper {
   void EnqueueMeeting(std::string_view what, const Meeting& meeting);
   // Enqueues the end of publishing, on the compute stream.
   Status EnqueueFinish(const Deadline& deadline);
+  // Enqueues the updates of all units at once, after all events. REQUIRES: the
+  // rank is alone, so that nothing is published; no unit is updated yet.
+  Status EnqueueUpdateOfAll(const std::vector<Event>& events,
+                            const Deadline& deadline, StepReport* report);
   // Enqueues the updates unit by unit, each buffer after its event.
   Status EnqueueUpdates(const std::vector<Event>& events,
                         const Deadline& deadline, StepReport* report);

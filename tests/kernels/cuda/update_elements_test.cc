@@ -71,7 +71,7 @@ void UpdateAsGpu(const FormulaCase& formula, const StepBlock& block,
   cuda::UpdateElementsArgs args = {
       cuda::ElementRangeOf(list, list.ranges[0], slices, slices.data(),
                            list.sources.data()),
-      &block};
+      nullptr, 0, &block};
   if (gradients != nullptr) {
     cuda::ReadGradients(*gradients, gradients->data, &args.range);
   }
@@ -193,6 +193,42 @@ TEST_P(UpdateElementsTest, ReadsMoreSourcesThanAnArgumentHas) {
   UpdateAsCpu(latched.block, expected);
   UpdateAsGpu(GetParam(), latched.block, actual);
   actual.ExpectEqual(expected);
+}
+
+// The ranges have other numbers of tiles than the grids have warps.
+TEST_P(UpdateElementsTest, OneLaunchUpdatesAllRanges) {
+  const Storage wide;
+  Storage narrow;
+  narrow.param = DType::kBF16;
+  narrow.master = true;
+  for (const testing::Grid& grid : testing::kGrids) {
+    SCOPED_TRACE(StrCat("grid of ", grid.blocks, " times ", grid.threads));
+    const Range first(GetParam(), wide, Aligned(), 1, 5);
+    const Range second(GetParam(), narrow, Unaligned(), 2, 6);
+    const Range third(GetParam(), wide, {100, {{0, 100, 0, 0}}, 0}, 1, 7);
+    Block latched(GetParam(), 2);
+    std::vector<cuda::ElementRange> ranges;
+    std::vector<std::vector<cuda::ElementSlice>> slices;
+    std::vector<Range> actual = {first, second, third};
+    for (const Range& range : actual) {
+      const UpdateList& list = range.list();
+      slices.push_back(cuda::ElementSlices(list, list.ranges[0]));
+      ranges.push_back(cuda::ElementRangeOf(list, list.ranges[0], slices.back(),
+                                            slices.back().data(),
+                                            list.sources.data()));
+    }
+    const cuda::UpdateElementsArgs args = {ranges[0], &ranges[1], 2,
+                                           &latched.block};
+    testing::RunKernel(StrCat("shard_update_", GetParam().name), args, grid);
+    const std::vector<Range> before = {first, second, third};
+    for (size_t r = 0; r < before.size(); ++r) {
+      SCOPED_TRACE(StrCat("range ", r));
+      Range expected(before[r]);
+      UpdateAsCpu(latched.block, expected);
+      actual[r].ExpectEqual(expected);
+    }
+    if (HasFailure()) return;
+  }
 }
 
 TEST_P(UpdateElementsTest, AStepThatIsSkippedOrPoisonedWritesNothing) {
