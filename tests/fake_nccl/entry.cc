@@ -83,8 +83,17 @@ void Entry::Uses(const std::shared_ptr<Comm>& comm) {
   Mark(comm);
 }
 
+void Entry::EndUses(Group* group) {
+  marked_.insert(marked_.end(), group->used.begin(), group->used.end());
+}
+
 Entry::~Entry() {
   if (lock_.owns_lock()) lock_.unlock();
+  Group* const group = TheGroup();
+  if (group->depth > 0) {
+    group->used.insert(group->used.end(), marked_.begin(), marked_.end());
+    marked_.clear();
+  }
   record_.result = result_;
   const std::lock_guard<std::mutex> lock(state_->records_mutex);
   Counts& counts = state_->counts[comm_.get()];

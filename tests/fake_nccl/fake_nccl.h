@@ -174,7 +174,8 @@ SHARD_FAKE_NCCL_API std::vector<CallRecord> Log();
 // ---- Violations ----
 
 enum class ViolationKind {
-  kConcurrent,       // Two threads are in calls on one communicator.
+  kConcurrent,       // Two threads are in calls on one communicator, or one is
+                     // in a call while another has one in a group.
   kAfterEnd,         // A communicator is used after its abort or destruction,
                      // or a unique id for another communicator.
   kNotDeviceMemory,  // A pointer is not to memory of the communicator's device.
