@@ -45,7 +45,9 @@ Entry::Entry(const char* symbol, const Comm* comm, bool takes_comm, int since)
     HangWhile([&] { return state_->Hangs(symbol, *comm_); });
   }
   if (const auto fault = state_->Meets(FaultKind::kCall, comm_.get(), symbol)) {
-    Fail(fault->result, record_.symbol + " fails, as the test wants");
+    Fail(fault->result, fault->text.empty()
+                            ? record_.symbol + " fails, as the test wants"
+                            : fault->text);
   } else if (takes_comm && comm_ == nullptr) {
     Fail(Result::kInvalidArgument,
          record_.symbol + " : comm argument is NULL or unknown");

@@ -56,7 +56,8 @@ RankComms::RankComms(std::shared_ptr<cuda::Context> context,
     : state_(std::make_shared<State>(std::move(context), std::move(library))),
       rank_(rank),
       world_size_(world_size),
-      owner_(::getpid()) {}
+      owner_(::getpid()),
+      memory_(this) {}
 
 StatusOr<std::unique_ptr<RankComms>> RankComms::Open(
     Communicator* control, std::shared_ptr<Notices> notices,
@@ -180,14 +181,15 @@ Status RankComms::Await(std::string_view call, NcclResult result,
   return ToStatus(result, call, opened.comm);
 }
 
-Status RankComms::CallOn(Opened* opened, std::string_view call,
+Status RankComms::CallOn(size_t comm, std::string_view call,
                          const std::function<NcclResult(NcclComm comm)>& make,
                          const Check& check) {
-  std::unique_lock<std::mutex> lock(opened->mutex, std::defer_lock);
+  Opened& opened = *state_->comms[comm];
+  std::unique_lock<std::mutex> lock(opened.mutex, std::defer_lock);
   SHARD_RETURN_IF_ERROR(Lock(call, check, &lock));
   SHARD_RETURN_IF_ERROR(
-      Await(call, NcclResult::kInProgress, *opened, check, &lock));
-  return library().ToStatus(make(opened->comm), call, opened->comm);
+      Await(call, NcclResult::kInProgress, opened, check, &lock));
+  return library().ToStatus(make(opened.comm), call, opened.comm);
 }
 
 Status RankComms::ToStatus(NcclResult result, std::string_view call,
@@ -247,127 +249,27 @@ StatusOr<RankComms::Allocated> RankComms::Allocate(std::string_view what,
                                                    const Check& check) {
   StatusOr<Allocated> made = Cancelled("not allocated");
   SHARD_RETURN_IF_ERROR(state_->context->Run([&] {
-    made = AllocateHere(what, bytes, check);
+    made = memory_.Allocate(what, bytes, check);
     return Status();
   }));
   return made;
-}
-
-StatusOr<RankComms::Allocated> RankComms::AllocateHere(std::string_view what,
-                                                       size_t bytes,
-                                                       const Check& check) {
-  const cuda::Context& context = *state_->context;
-  if (state_->ended) {
-    return Cancelled("NCCL's communicators were aborted before '", what, "'");
-  }
-  // Its place is there before the memory, which would be lost without one.
-  std::map<std::byte*, Registered> place;
-  place[nullptr] = {bytes, std::vector<void*>(state_->comms.size())};
-  void* memory = nullptr;
-  const NcclResult result = api_.MemAlloc(&memory, bytes);
-  if (result != NcclResult::kSuccess) {
-    const Status failed = library().ToStatus(result, "ncclMemAlloc", nullptr);
-    size_t free = 0;
-    size_t total = 0;
-    SHARD_CUDA_CALL(context.driver(), MemGetInfo, &free, &total);
-    if (free < bytes) return context.OutOfMemory(what, bytes);
-    return failed.WithContext(what);
-  }
-  Allocated made;
-  made.data = static_cast<std::byte*>(memory);
-  auto node = place.extract(place.begin());
-  node.key() = made.data;
-  Registered* registered = nullptr;
-  {
-    const std::lock_guard<std::mutex> lock(state_->memory_mutex);
-    registered = &state_->memory.insert(std::move(node)).position->second;
-  }
-  state_->registered_bytes += bytes;
-  const auto finish = [&]() -> Status {
-    SHARD_RETURN_IF_ERROR(Register(made.data, registered, check));
-    const std::vector<void*>& handles = registered->handles;
-    made.is_registered =
-        std::find(handles.begin(), handles.end(), nullptr) == handles.end();
-    cuda::CuPointer begin = 0;
-    SHARD_CUDA_CALL(context.driver(), MemGetAddressRange, &begin,
-                    &made.taken_bytes,
-                    reinterpret_cast<cuda::CuPointer>(memory));
-    return Status();
-  };
-  const Status status = finish();
-  if (status.ok()) return made;
-  Free(made.data);
-  return status.WithContext(what);
-}
-
-Status RankComms::Register(std::byte* memory, Registered* registered,
-                           const Check& check) {
-  for (size_t i = 0; i < registered->handles.size(); ++i) {
-    const auto make = [&](NcclComm comm) {
-      return api_.CommRegister(comm, memory, registered->bytes,
-                               &registered->handles[i]);
-    };
-    SHARD_RETURN_IF_ERROR(
-        CallOn(state_->comms[i].get(), "ncclCommRegister", make, check));
-  }
-  return Status();
 }
 
 void RankComms::Free(std::byte* memory) noexcept {
   if (::getpid() != owner_ || state_->context->is_abandoned()) return;
   try {
     const cuda::Context::Current current(*state_->context);
-    Registered* registered = nullptr;
-    {
-      const std::lock_guard<std::mutex> lock(state_->memory_mutex);
-      registered = &state_->memory.at(memory);
-    }
-    const auto check = [deadline = Deadline::After(kFinalizeSeconds)] {
-      return deadline.Expired() ? DeadlineExceeded("NCCL is at another call")
-                                : Status();
-    };
-    if (!Deregister(registered, check).ok()) return;
-    state_->registered_bytes -= registered->bytes;
-    {
-      const std::lock_guard<std::mutex> lock(state_->memory_mutex);
-      state_->memory.erase(memory);
-    }
-    // The driver may wait for other work on the device, which may be ended by
-    // an abort alone: no lock is held.
-    api_.MemFree(memory);
+    memory_.Free(memory);
   } catch (...) {  // NOLINT: out of memory
   }
-}
-
-Status RankComms::Deregister(Registered* registered, const Check& check) {
-  if (state_->ended) return Cancelled("NCCL's communicators were aborted");
-  for (size_t i = 0; i < registered->handles.size(); ++i) {
-    void*& handle = registered->handles[i];
-    if (handle == nullptr) continue;
-    const auto make = [&](NcclComm comm) {
-      return api_.CommDeregister(comm, handle);
-    };
-    SHARD_RETURN_IF_ERROR(
-        CallOn(state_->comms[i].get(), "ncclCommDeregister", make, check));
-    handle = nullptr;
-  }
-  return Status();
 }
 
 RankComms::~RankComms() {
   if (::getpid() != owner_) return;
   if (!Finalize()) Abort();
-  FreeRest();
-}
-
-void RankComms::FreeRest() noexcept {
   if (state_->context->is_abandoned()) return;
   const cuda::Context::Current current(*state_->context);
-  const std::lock_guard<std::mutex> lock(state_->memory_mutex);
-  for (const auto& [memory, registered] : state_->memory) {
-    api_.MemFree(memory);
-  }
-  state_->memory.clear();
+  memory_.FreeRest();
 }
 
 Status RankComms::State::AbortOne(Opened* opened) const {
@@ -447,10 +349,7 @@ bool RankComms::Abort(double seconds) noexcept {
 bool RankComms::Finalize() noexcept {
   try {
     if (state_->ended) return true;
-    {
-      const std::lock_guard<std::mutex> lock(state_->memory_mutex);
-      if (!is_opened_ || !state_->memory.empty()) return false;
-    }
+    if (!is_opened_ || !memory_.IsEmpty()) return false;
     const Comms& comms = state_->comms;
     const cuda::Context::Current current(*state_->context);
     Deadline deadline = Deadline::After(kFinalizeSeconds);

@@ -30,7 +30,6 @@
 #include <atomic>
 #include <cstddef>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -42,6 +41,7 @@
 #include "core/base/status.h"
 #include "core/collectives/nccl/library.h"
 #include "core/collectives/nccl/nccl_api.h"
+#include "core/collectives/nccl/rank_memory.h"
 #include "core/comm/communicator.h"
 #include "core/comm/notices.h"
 #include "core/comm/rank_set.h"
@@ -72,6 +72,7 @@ class RankComms {
   RankComms& operator=(const RankComms&) = delete;
 
   const NcclLibrary& library() const { return state_->library; }
+  const cuda::Context& context() const { return *state_->context; }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
@@ -87,14 +88,11 @@ class RankComms {
   Status AsyncError();
 
   // Memory of ncclMemAlloc.
-  struct Allocated {
-    std::byte* data = nullptr;
-    size_t taken_bytes = 0;  // Of the device, as the driver counts them.
-    bool is_registered = false;
-  };
+  using Allocated = RankMemory::Allocated;
   // Allocates memory, and registers it with all communicators. It is not
-  // cleared. Errors: NCCL's; kResourceExhausted, which names `what` the memory
-  // is for. REQUIRES: NcclApi::HasRegistration().
+  // cleared. Errors: NCCL's; kResourceExhausted where there is no memory for
+  // either, which names `what` the memory is for. REQUIRES:
+  // NcclApi::HasRegistration().
   StatusOr<Allocated> Allocate(std::string_view what, size_t bytes,
                                const Check& check);
   // Deregisters memory that no work uses any more, and frees it. Where the
@@ -102,7 +100,16 @@ class RankComms {
   // In a child of fork it does nothing.
   void Free(std::byte* memory) noexcept;
   // Returns the bytes of Allocate that are not freed yet.
-  size_t registered_bytes() const { return state_->registered_bytes; }
+  size_t registered_bytes() const { return memory_.bytes(); }
+
+  // Makes a call that is never in progress on the communicator of a number,
+  // once that is at no other call.
+  Status CallOn(size_t comm, std::string_view call,
+                const std::function<NcclResult(NcclComm comm)>& make,
+                const Check& check);
+  size_t num_comms() const { return state_->comms.size(); }
+  // Returns whether only what ends communicators is called any more.
+  bool has_ended() const { return state_->ended; }
 
   // Ends all that the communicators do on the device, and the communicators.
   // Returns false where NCCL has an error, and, with the context abandoned,
@@ -121,10 +128,6 @@ class RankComms {
   };
   // The first is that of all ranks.
   using Comms = std::vector<std::unique_ptr<Opened>>;
-  struct Registered {
-    size_t bytes = 0;
-    std::vector<void*> handles;  // By communicator; null: there is none.
-  };
   // Shared with an abort that does not end.
   struct State {
     State(std::shared_ptr<cuda::Context> of, NcclLibrary nccl)
@@ -135,11 +138,7 @@ class RankComms {
 
     const std::shared_ptr<cuda::Context> context;
     const NcclLibrary library;
-    Comms comms;              // Constant once all are opened.
-    std::mutex memory_mutex;  // Held during no call of NCCL.
-    // The memory of Allocate, by its address. GUARDED_BY(memory_mutex)
-    std::map<std::byte*, Registered> memory;
-    std::atomic<size_t> registered_bytes = 0;  // Of `memory`.
+    Comms comms;  // Constant once all are opened.
     // Only what ends communicators is called from here on. Set before a handle
     // is taken away, so that whoever holds a lock and does not see it has one.
     std::atomic<bool> ended = false;
@@ -152,19 +151,6 @@ class RankComms {
                  const Check& check);
   Status Init(const NcclId& id, const RankSet& all, const Check& check);
   Status Split(const RankSet& set, const Check& check);
-  // Allocate and Free. REQUIRES: the context is current.
-  StatusOr<Allocated> AllocateHere(std::string_view what, size_t bytes,
-                                   const Check& check);
-  Status Register(std::byte* memory, Registered* registered,
-                  const Check& check);
-  Status Deregister(Registered* registered, const Check& check);
-  // Frees what was not deregistered. REQUIRES: the communicators have ended.
-  void FreeRest() noexcept;
-  // Makes a call that is never in progress on a communicator, once that is at
-  // no other call.
-  Status CallOn(Opened* opened, std::string_view call,
-                const std::function<NcclResult(NcclComm comm)>& make,
-                const Check& check);
   // Takes the lock of a communicator, which a call that blocks may hold.
   // Errors: the check's; kCancelled after the end.
   Status Lock(std::string_view call, const Check& check,
@@ -188,6 +174,7 @@ class RankComms {
   const int world_size_;
   const pid_t owner_;
   bool is_opened_ = false;  // All communicators, on this rank.
+  RankMemory memory_;
 };
 
 }  // namespace shard::nccl
