@@ -273,6 +273,51 @@ TEST(NcclFaultsTest, ACallThatBlocksEndsTheFamily) {
   });
 }
 
+// By the watchdog of all communicators, by each stream that fails, and by each
+// call that comes later.
+TEST(NcclFaultsTest, TheEndOfAFamilyIsLoggedOnceByEachRank) {
+  const FakeNccl fake(OneGpuEach(4));
+  RunGroup(
+      Backend::kThreads, 4,
+      [](Communicator* comm) {
+        NcclRank rank(comm, EverySet(*comm), {.timeout = kTimeout});
+        const auto half = RankSet::Of(comm->rank(), 1, 2);
+        const auto other = *rank.device->CreateStream(StreamKind::kCompute);
+        other->OnError([&](const Status& error) { comm->Abort(error); });
+        const auto failing = rank.collectives->OnFailure(
+            [&](const Status& error) { other->Fail(error); });
+        const DeviceTensor all(&rank, std::vector<unsigned char>(8));
+        auto* to = static_cast<unsigned char*>(all.data());
+        const auto gather = [&](const RankSet& set, Stream* stream) {
+          rank.collectives->AllGatherBlocks(
+              "gather", set, to + set.IndexOf(comm->rank()), 1, to, stream);
+        };
+        if (comm->rank() == 0) {
+          fake_nccl::StickAt(1, {.rank = 1, .size = 4});
+          fake_nccl::StickAt(1, {.rank = 1, .size = 2});
+        }
+        ASSERT_OK(comm->Barrier("stuck", Soon()));
+        const auto ends = [&] {
+          return comm->observer()->counters().Find("abort")->calls;
+        };
+        EXPECT_EQ(ends(), 0u);
+        gather(rank.all, rank.stream.get());
+        to += 4;
+        gather(half, other.get());
+        EXPECT_FALSE(rank.Synchronize().ok());
+        EXPECT_FALSE(other->Synchronize(Soon()).ok());
+        rank.stream->Settle(Soon());
+        other->Settle(Soon());
+        const auto late = *rank.device->CreateStream(StreamKind::kCompute);
+        gather(rank.all, late.get());
+        EXPECT_FALSE(late->Synchronize(Soon()).ok());
+        EXPECT_FALSE(comm->Barrier("after", Soon()).ok());
+        comm->Abort(Cancelled("enough"));
+        EXPECT_EQ(ends(), 1u);
+      },
+      /*shutdown=*/false);
+}
+
 // Shards and their replicas have a communicator each.
 TEST(NcclFaultsTest, ACallThatBlocksDoesNotHoldUpOtherSets) {
   const FakeNccl fake(OneGpuEach(4));
