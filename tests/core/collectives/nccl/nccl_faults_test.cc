@@ -273,6 +273,50 @@ TEST(NcclFaultsTest, ACallThatBlocksEndsTheFamily) {
   });
 }
 
+// The error says what waits for the one that is stuck: all of the stream.
+TEST(NcclFaultsTest, ThoseBehindOneThatIsStuckAreNamed) {
+  for (const bool blocks : {false, true}) {
+    SCOPED_TRACE(blocks ? "a call blocks" : "a collective does not end");
+    RunNcclRanks([&](NcclRank* rank) {
+      if (rank->comm->rank() == 0 && blocks) {
+        fake_nccl::HangCalls("ncclAllGather", {.rank = 0});
+      } else if (rank->comm->rank() == 0) {
+        fake_nccl::StickAt(1, {.rank = 0});
+      } else {
+        rank->collectives->SetDeadline(Deadline::After(20));
+      }
+      ASSERT_OK(rank->comm->Barrier("set", Soon()));
+      const DeviceTensor all(rank, std::vector<unsigned char>(3));
+      auto* const to = static_cast<unsigned char*>(all.data());
+      Gate gate(rank->stream.get());
+      const auto gather = [&](const char* tag) {
+        rank->collectives->AllGatherBlocks(
+            tag, rank->all, to + rank->comm->rank(), 1, to, rank->stream.get());
+      };
+      gather("stuck");
+      {
+        CollectiveGroup group(rank->collectives.get(), rank->stream.get());
+        gather("a");
+        gather("b");
+        group.End();
+      }
+      for (const char* const tag : {"c", "d", "e", "f"}) gather(tag);
+      gate.Open();
+      const Status status = rank->Synchronize();
+      fake_nccl::ReleaseCalls();
+      rank->stream->Settle(Soon());
+      ExpectEnd(status, StatusCode::kDeadlineExceeded);
+      EXPECT_TRUE(Contains(status.message(),
+                           blocks ? "'stuck': a call of NCCL on rank 0 has not "
+                                    "returned within 1 s; queued"
+                                  : "'stuck' took longer than 1 s"));
+      EXPECT_TRUE(
+          Contains(status.message(),
+                   "; queued behind it: 'a, b', 'c', 'd', 'e' and 1 more"));
+    });
+  }
+}
+
 // By the watchdog of all communicators, by each stream that fails, and by each
 // call that comes later.
 TEST(NcclFaultsTest, TheEndOfAFamilyIsLoggedOnceByEachRank) {
