@@ -10,11 +10,6 @@ namespace shard {
 
 namespace {
 
-// Called after the other ranks were told, for they wait.
-void LogEnd(Observer* observer, const Status& reason) {
-  observer->Log(EventId::kAbort, "the group ends here: ", reason.message());
-}
-
 // Returns the arguments of a collective in which a rank sends `blocks` blocks
 // of `bytes`.
 EventArguments Sending(std::string_view what, int blocks, size_t bytes) {
@@ -31,11 +26,13 @@ EventArguments Broadcasting(std::string_view what, int world_size,
 class ObservedNotices final : public Notices {
  public:
   ObservedNotices(std::unique_ptr<Notices> notices, std::string what,
-                  EventArguments sending, Observer* observer)
+                  EventArguments sending, Observer* observer,
+                  std::shared_ptr<EndLog> end)
       : notices_(std::move(notices)),
         what_(std::move(what)),
         sending_(sending),
-        observer_(observer) {
+        observer_(observer),
+        end_(std::move(end)) {
     sending_.what = what_;
   }
 
@@ -58,7 +55,7 @@ class ObservedNotices final : public Notices {
   }
   void Fail(const Status& error) override {
     notices_->Fail(error);
-    LogEnd(observer_, error);
+    end_->Log(error);
   }
   Status failure() const override { return notices_->failure(); }
 
@@ -67,9 +64,15 @@ class ObservedNotices final : public Notices {
   const std::string what_;
   EventArguments sending_;
   Observer* const observer_;
+  const std::shared_ptr<EndLog> end_;
 };
 
 }  // namespace
+
+void EndLog::Log(const Status& reason) {
+  if (is_logged_.exchange(true)) return;
+  observer_->Log(EventId::kAbort, "the group ends here: ", reason.message());
+}
 
 ObservedCommunicator::~ObservedCommunicator() {
   // The observer's last warnings are for the host too.
@@ -111,8 +114,8 @@ StatusOr<std::shared_ptr<Communicator>> ObservedCommunicator::Duplicate(
   using Made = StatusOr<std::shared_ptr<Communicator>>;
   return Observe(observer_, EventId::kDuplicate, {.what = what}, [&]() -> Made {
     SHARD_ASSIGN_OR_RETURN(auto made, comm_->Duplicate(what, direct, deadline));
-    return std::shared_ptr<Communicator>(
-        std::make_shared<ObservedCommunicator>(std::move(made)));
+    return std::shared_ptr<Communicator>(std::make_shared<ObservedCommunicator>(
+        std::move(made), std::weak_ptr<HostLog>(), end_));
   });
 }
 
@@ -135,13 +138,13 @@ StatusOr<std::unique_ptr<Notices>> ObservedCommunicator::OpenNotices(
         SHARD_ASSIGN_OR_RETURN(auto made,
                                comm_->OpenNotices(what, bytes, deadline));
         return std::unique_ptr<Notices>(std::make_unique<ObservedNotices>(
-            std::move(made), std::string(what), sending, observer_));
+            std::move(made), std::string(what), sending, observer_, end_));
       });
 }
 
 void ObservedCommunicator::Abort(const Status& reason) {
   comm_->Abort(reason);
-  LogEnd(observer_, reason);
+  end_->Log(reason);
 }
 
 Status ObservedCommunicator::Shutdown(const Deadline& deadline) {

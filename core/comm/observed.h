@@ -9,6 +9,7 @@
 #ifndef SHARD_CORE_COMM_OBSERVED_H_
 #define SHARD_CORE_COMM_OBSERVED_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -20,14 +21,33 @@
 
 namespace shard {
 
+// Logs the end of a family on this rank once, whatever finds it: a
+// communicator, its duplicates and notices, and work on a device, which all end
+// by one error.
+class EndLog {
+ public:
+  explicit EndLog(Observer* observer) : observer_(observer) {}
+
+  // Called after the other ranks were told, for they wait.
+  void Log(const Status& reason);
+
+ private:
+  Observer* const observer_;
+  std::atomic<bool> is_logged_ = false;
+};
+
 class ObservedCommunicator final : public Communicator {
  public:
   // `host`: the log of the host, for the communicator that the host opens.
+  // `end`: that of the family, where there is one before.
   explicit ObservedCommunicator(std::shared_ptr<Communicator> comm,
-                                std::weak_ptr<HostLog> host = {})
+                                std::weak_ptr<HostLog> host = {},
+                                std::shared_ptr<EndLog> end = nullptr)
       : comm_(std::move(comm)),
         observer_(comm_->observer()),
-        host_(std::move(host)) {}
+        host_(std::move(host)),
+        end_(end != nullptr ? std::move(end)
+                            : std::make_shared<EndLog>(observer_)) {}
   ~ObservedCommunicator() override;
 
   int rank() const override { return comm_->rank(); }
@@ -59,6 +79,7 @@ class ObservedCommunicator final : public Communicator {
   std::shared_ptr<Communicator> comm_;
   Observer* const observer_;  // The observer of comm_.
   const std::weak_ptr<HostLog> host_;
+  const std::shared_ptr<EndLog> end_;
 };
 
 class ObservedExchange final : public Exchange {

@@ -69,7 +69,8 @@ struct Comm {
   // A launch that a fault holds back.
   std::function<Result()> held_launch;
 
-  // GUARDED_BY(State::records_mutex): the thread in a call on it, and the call.
+  // GUARDED_BY(State::records_mutex): the thread in a call on it, or in a group
+  // with one, and the call.
   std::thread::id caller;
   const char* called = nullptr;
 

@@ -54,8 +54,8 @@ void Reset(const Options& options) {
 }
 
 void FailCall(const std::string& symbol, uint64_t call, Result result,
-              const Target& target) {
-  AddFault({FaultKind::kCall, target, call, result, symbol});
+              const Target& target, const std::string& text) {
+  AddFault({FaultKind::kCall, target, call, result, symbol, 0, text});
 }
 
 void StickAt(uint64_t collective, const Target& target) {

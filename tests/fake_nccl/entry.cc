@@ -45,7 +45,9 @@ Entry::Entry(const char* symbol, const Comm* comm, bool takes_comm, int since)
     HangWhile([&] { return state_->Hangs(symbol, *comm_); });
   }
   if (const auto fault = state_->Meets(FaultKind::kCall, comm_.get(), symbol)) {
-    Fail(fault->result, record_.symbol + " fails, as the test wants");
+    Fail(fault->result, fault->text.empty()
+                            ? record_.symbol + " fails, as the test wants"
+                            : fault->text);
   } else if (takes_comm && comm_ == nullptr) {
     Fail(Result::kInvalidArgument,
          record_.symbol + " : comm argument is NULL or unknown");
@@ -83,8 +85,17 @@ void Entry::Uses(const std::shared_ptr<Comm>& comm) {
   Mark(comm);
 }
 
+void Entry::EndUses(Group* group) {
+  marked_.insert(marked_.end(), group->used.begin(), group->used.end());
+}
+
 Entry::~Entry() {
   if (lock_.owns_lock()) lock_.unlock();
+  Group* const group = TheGroup();
+  if (group->depth > 0) {
+    group->used.insert(group->used.end(), marked_.begin(), marked_.end());
+    marked_.clear();
+  }
   record_.result = result_;
   const std::lock_guard<std::mutex> lock(state_->records_mutex);
   Counts& counts = state_->counts[comm_.get()];

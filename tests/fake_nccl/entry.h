@@ -17,8 +17,11 @@
 
 namespace shard::testing::fake_nccl {
 
+struct Group;
+
 // A call of an entry point: counts and records it, fails it where it is to
-// fail, and notes that its thread uses the communicator.
+// fail, and notes that its thread uses the communicator, within a group until
+// that ends.
 class Entry {
  public:
   // `comm`: null for entry points without one.
@@ -62,6 +65,8 @@ class Entry {
 
   // Notes that the call uses a communicator that is not its argument.
   void Uses(const std::shared_ptr<Comm>& comm);
+  // Notes that the uses by the calls of a group end with this call.
+  void EndUses(Group* group);
   // Lets others call for the rest of this call.
   void Unlock() { lock_.unlock(); }
   void CountBytes(size_t bytes) { bytes_ = bytes; }
@@ -74,7 +79,7 @@ class Entry {
   State* const state_;
   const char* const symbol_;
   std::shared_ptr<Comm> comm_;
-  // The communicators that this thread was in no call on before.
+  // The communicators that this thread did not use before.
   std::vector<std::shared_ptr<Comm>> marked_;
   size_t bytes_ = 0;
   Options options_;

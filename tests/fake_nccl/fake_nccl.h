@@ -101,9 +101,10 @@ struct Target {
 
 // Makes the `call`-th call from now on (1 is the next) of an entry point, or of
 // all for "", return `result` and do nothing. Calls without a communicator are
-// those of any target.
+// those of any target. `text`: NCCL's last error from then on.
 SHARD_FAKE_NCCL_API void FailCall(const std::string& symbol, uint64_t call,
-                                  Result result, const Target& target = {});
+                                  Result result, const Target& target = {},
+                                  const std::string& text = "");
 // Makes the `collective`-th collective, send or receive from now on never end
 // at this rank, until the communicator is aborted.
 SHARD_FAKE_NCCL_API void StickAt(uint64_t collective,
@@ -174,7 +175,8 @@ SHARD_FAKE_NCCL_API std::vector<CallRecord> Log();
 // ---- Violations ----
 
 enum class ViolationKind {
-  kConcurrent,       // Two threads are in calls on one communicator.
+  kConcurrent,       // Two threads are in calls on one communicator, or one is
+                     // in a call while another has one in a group.
   kAfterEnd,         // A communicator is used after its abort or destruction,
                      // or a unique id for another communicator.
   kNotDeviceMemory,  // A pointer is not to memory of the communicator's device.

@@ -119,6 +119,7 @@ Result ncclGroupEnd() {
   if (--group->depth > 0) return entry.Return(Result::kSuccess);
   Group ended = std::exchange(*group, {});
   group->generation = ended.generation;
+  entry.EndUses(&ended);
   return entry.Return(EndGroup(&entry, std::move(ended)));
 }
 

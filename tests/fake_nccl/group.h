@@ -32,6 +32,8 @@ struct Group {
   Result error = Result::kSuccess;
   std::vector<PendingJob> jobs;
   std::vector<PendingWork> works;
+  // The communicators of its calls, which the thread uses until its end.
+  std::vector<std::shared_ptr<Comm>> used;
 };
 
 // Returns the group of the calling thread.

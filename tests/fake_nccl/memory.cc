@@ -92,9 +92,8 @@ Result ncclMemAlloc(void** memory, size_t bytes) {
   const size_t piece = entry.options().memory_piece;
   if (cuda::cuMemAlloc_v2(&made, (bytes + piece - 1) / piece * piece) !=
       cuda::CuResult::kSuccess) {
-    return entry.Fail(
-        Result::kUnhandledCudaError,
-        "Cuda failure in ncclMemAlloc of " + std::to_string(bytes) + " bytes");
+    return entry.Fail(Result::kUnhandledCudaError,
+                      "Cuda failure 2 'out of memory'");
   }
   *memory = reinterpret_cast<void*>(made);
   entry.state()->allocations.insert(*memory);

@@ -33,6 +33,7 @@ struct Fault {
   Result result = Result::kSuccess;
   std::string symbol;  // For kCall and kSlow; "": any.
   int polls = 0;       // For kSlow.
+  std::string text;    // For kCall; "": the fake's.
 };
 
 struct State {

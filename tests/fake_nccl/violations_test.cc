@@ -62,6 +62,41 @@ TEST_F(ViolationsTest, TwoThreadsMayCallInTurns) {
   });
 }
 
+// A thread uses a communicator from its first call in a group to the group's
+// end, and no other communicator.
+TEST_F(ViolationsTest, AThreadCallsWithinAGroupOfAnother) {
+  Run(1, [&](Rank* rank) {
+    Comm* const comm = rank->Init(1, NewId());
+    Comm* const other = rank->Init(1, NewId());
+    float* const x = rank->Put(std::vector<float>{1});
+    const auto call = [](Comm* on) {
+      std::thread thread([&] {
+        int value = 0;
+        EXPECT_NCCL(ncclCommCount(on, &value));
+      });
+      thread.join();
+    };
+    EXPECT_NCCL(ncclGroupStart());
+    call(comm);
+    EXPECT_NCCL(Reduce(rank, comm, x, x));
+    call(other);
+    EXPECT_TRUE(Violations().empty());
+    call(comm);
+    ExpectViolations(ViolationKind::kConcurrent,
+                     "ncclCommCount of rank 0 of 1 (communicator 1) is called "
+                     "while another thread is in ncclAllReduce");
+    EXPECT_NCCL(Reduce(rank, other, x, x));
+    call(other);
+    ExpectViolations(ViolationKind::kConcurrent, "(communicator 2)");
+    EXPECT_NCCL(ncclGroupEnd());
+    call(comm);
+    call(other);
+    EXPECT_TRUE(rank->Synchronize());
+    EXPECT_NCCL(ncclCommDestroy(comm));
+    EXPECT_NCCL(ncclCommDestroy(other));
+  });
+}
+
 TEST_F(ViolationsTest, ACommunicatorIsUsedAfterItsEnd) {
   Run(1, [&](Rank* rank) {
     Comm* comm = rank->Init(1, NewId());

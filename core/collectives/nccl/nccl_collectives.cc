@@ -154,7 +154,8 @@ void NcclCollectives::Flush(Stream* stream) {
       captures_ ? nullptr : watchdog->Watch(name, stream->Record(), deadline_);
   stream->Native(tag,
                  [watchdog, comms = parts_.comms, launch = std::move(launch),
-                  name = std::move(name), check](void* native) {
+                  name = std::move(name), check, end](void* native) {
+                   if (end != nullptr) end->SetCalling(true);
                    const Status given = comms->Enqueue(
                        name, launch.set,
                        [&](const NcclApi& api, NcclComm comm) {
@@ -165,6 +166,7 @@ void NcclCollectives::Flush(Stream* stream) {
                          return chain.result();
                        },
                        check());
+                   if (end != nullptr) end->SetCalling(false);
                    if (!given.ok()) watchdog->Report(given);
                    return given;
                  });

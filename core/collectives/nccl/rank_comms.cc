@@ -56,7 +56,8 @@ RankComms::RankComms(std::shared_ptr<cuda::Context> context,
     : state_(std::make_shared<State>(std::move(context), std::move(library))),
       rank_(rank),
       world_size_(world_size),
-      owner_(::getpid()) {}
+      owner_(::getpid()),
+      memory_(this) {}
 
 StatusOr<std::unique_ptr<RankComms>> RankComms::Open(
     Communicator* control, std::shared_ptr<Notices> notices,
@@ -115,62 +116,80 @@ Status RankComms::OpenAll(const NcclId& id, std::span<const RankSet> sets,
     if (set == all || set.count == 1) continue;
     SHARD_RETURN_IF_ERROR(Split(set, check));
   }
-  const std::lock_guard<std::mutex> lock(state_->mutex);
-  state_->opened = true;
+  is_opened_ = true;
   return Status();
 }
 
 Status RankComms::Init(const NcclId& id, const RankSet& all,
                        const Check& check) {
   NcclConfig config;
-  std::unique_lock<std::mutex> lock(state_->mutex);
   state_->comms.push_back(std::make_unique<Opened>());
   Opened* const made = state_->comms.back().get();
   made->set = all;
+  std::unique_lock<std::mutex> lock(made->mutex);
   const NcclResult result =
       api_.CommInitRankConfig(&made->comm, all.count, id, rank_, &config);
   // NCCL has told the handle, by which the call is ended.
   made->is_made = true;
-  return Await("ncclCommInitRankConfig", result, made->comm, check, &lock);
+  return Await("ncclCommInitRankConfig", result, *made, check, &lock);
 }
 
 Status RankComms::Split(const RankSet& set, const Check& check) {
   NcclConfig config;
-  std::unique_lock<std::mutex> lock(state_->mutex);
-  const NcclComm parent = state_->comms.front()->comm;
   state_->comms.push_back(std::make_unique<Opened>());
+  Opened& parent = *state_->comms.front();
   Opened* const made = state_->comms.back().get();
   made->set = set;
+  std::unique_lock<std::mutex> lock(parent.mutex);
   // The first rank of a set names it: sets of one stride have no rank in
   // common.
   const NcclResult result = api_.CommSplit(
-      parent, set.first, set.IndexOf(rank_), &made->comm, &config);
+      parent.comm, set.first, set.IndexOf(rank_), &made->comm, &config);
   SHARD_RETURN_IF_ERROR(Await("ncclCommSplit", result, parent, check, &lock));
   made->is_made = true;
-  return Await("ncclCommSplit", NcclResult::kInProgress, made->comm, check,
-               &lock);
+  lock = std::unique_lock<std::mutex>(made->mutex);
+  return Await("ncclCommSplit", NcclResult::kInProgress, *made, check, &lock);
 }
 
-Status RankComms::Await(std::string_view call, NcclResult result, NcclComm comm,
-                        const Check& check,
+Status RankComms::Lock(std::string_view call, const Check& check,
+                       std::unique_lock<std::mutex>* lock) {
+  Pause pause = PauseOfCall();
+  while (!state_->ended && !lock->try_lock()) {
+    SHARD_RETURN_IF_ERROR(check());
+    pause.Take();
+  }
+  if (!state_->ended) return Status();
+  return Cancelled("NCCL's communicators were aborted before the end of ",
+                   call);
+}
+
+Status RankComms::Await(std::string_view call, NcclResult result,
+                        const Opened& opened, const Check& check,
                         std::unique_lock<std::mutex>* lock) {
   Pause pause = PauseOfCall();
   for (bool first = true; result == NcclResult::kInProgress; first = false) {
     if (!first) {
       lock->unlock();
-      const Status ended = check();
+      SHARD_RETURN_IF_ERROR(check());
       pause.Take();
-      lock->lock();
-      SHARD_RETURN_IF_ERROR(ended);
-    }
-    if (state_->ended) {
-      return Cancelled("NCCL's communicators were aborted during ", call);
+      SHARD_RETURN_IF_ERROR(Lock(call, check, lock));
     }
     NcclResult now = NcclResult::kSuccess;
-    result = api_.CommGetAsyncError(comm, &now);
+    result = api_.CommGetAsyncError(opened.comm, &now);
     if (result == NcclResult::kSuccess) result = now;
   }
-  return ToStatus(result, call, comm);
+  return ToStatus(result, call, opened.comm);
+}
+
+Status RankComms::CallOn(size_t comm, std::string_view call,
+                         const std::function<NcclResult(NcclComm comm)>& make,
+                         const Check& check) {
+  Opened& opened = *state_->comms[comm];
+  std::unique_lock<std::mutex> lock(opened.mutex, std::defer_lock);
+  SHARD_RETURN_IF_ERROR(Lock(call, check, &lock));
+  SHARD_RETURN_IF_ERROR(
+      Await(call, NcclResult::kInProgress, opened, check, &lock));
+  return library().ToStatus(make(opened.comm), call, opened.comm);
 }
 
 Status RankComms::ToStatus(NcclResult result, std::string_view call,
@@ -181,20 +200,19 @@ Status RankComms::ToStatus(NcclResult result, std::string_view call,
                 rank_);
 }
 
-NcclComm RankComms::Find(const RankSet& set) const {
+RankComms::Opened* RankComms::Find(const RankSet& set) const {
   for (const auto& opened : state_->comms) {
-    if (opened->set == set) return opened->comm;
+    if (opened->set == set) return opened.get();
   }
   return nullptr;
 }
 
 Status RankComms::Enqueue(std::string_view what, const RankSet& set,
                           const Calls& calls, const Check& check) {
-  std::unique_lock<std::mutex> lock(state_->mutex);
-  if (state_->ended) {
-    return Cancelled("NCCL's communicators were aborted before '", what, "'");
-  }
-  const NcclComm comm = Find(set);
+  Opened& opened = *Find(set);
+  std::unique_lock<std::mutex> lock(opened.mutex, std::defer_lock);
+  SHARD_RETURN_IF_ERROR(Lock(what, check, &lock));
+  const NcclComm comm = opened.comm;
   NcclResult result = api_.GroupStart();
   if (result != NcclResult::kSuccess) {
     return ToStatus(result, "ncclGroupStart", comm);
@@ -205,14 +223,15 @@ Status RankComms::Enqueue(std::string_view what, const RankSet& set,
   if (called != NcclResult::kSuccess && called != NcclResult::kInProgress) {
     return ToStatus(called, what, comm);
   }
-  return Await(what, result, comm, check, &lock);
+  return Await(what, result, opened, check, &lock);
 }
 
 Status RankComms::AsyncError() {
-  const std::unique_lock<std::mutex> lock(state_->mutex, std::try_to_lock);
-  // The caller comes again.
-  if (!lock.owns_lock() || state_->ended) return Status();
   for (const auto& opened : state_->comms) {
+    const std::unique_lock<std::mutex> lock(opened->mutex, std::try_to_lock);
+    if (state_->ended) return Status();
+    // The caller comes again.
+    if (!lock.owns_lock()) continue;
     NcclResult error = NcclResult::kSuccess;
     const NcclResult asked = api_.CommGetAsyncError(opened->comm, &error);
     if (asked == NcclResult::kSuccess && error == NcclResult::kInProgress) {
@@ -230,173 +249,74 @@ StatusOr<RankComms::Allocated> RankComms::Allocate(std::string_view what,
                                                    const Check& check) {
   StatusOr<Allocated> made = Cancelled("not allocated");
   SHARD_RETURN_IF_ERROR(state_->context->Run([&] {
-    made = AllocateHere(what, bytes, check);
+    made = memory_.Allocate(what, bytes, check);
     return Status();
   }));
   return made;
-}
-
-StatusOr<RankComms::Allocated> RankComms::AllocateHere(std::string_view what,
-                                                       size_t bytes,
-                                                       const Check& check) {
-  const cuda::Context& context = *state_->context;
-  std::unique_lock<std::mutex> lock(state_->mutex);
-  if (state_->ended) {
-    return Cancelled("NCCL's communicators were aborted before '", what, "'");
-  }
-  // Its place is there before the memory, which would be lost without one.
-  std::map<std::byte*, Registered> place;
-  place[nullptr] = {bytes, std::vector<void*>(state_->comms.size())};
-  void* memory = nullptr;
-  const NcclResult result = api_.MemAlloc(&memory, bytes);
-  if (result != NcclResult::kSuccess) {
-    const Status failed = library().ToStatus(result, "ncclMemAlloc", nullptr);
-    size_t free = 0;
-    size_t total = 0;
-    SHARD_CUDA_CALL(context.driver(), MemGetInfo, &free, &total);
-    if (free < bytes) return context.OutOfMemory(what, bytes);
-    return failed.WithContext(what);
-  }
-  Allocated made;
-  made.data = static_cast<std::byte*>(memory);
-  auto node = place.extract(place.begin());
-  node.key() = made.data;
-  state_->memory.insert(std::move(node));
-  state_->registered_bytes += bytes;
-  const auto finish = [&]() -> Status {
-    SHARD_RETURN_IF_ERROR(Register(made.data, check, &lock));
-    const std::vector<void*>& handles = state_->memory.at(made.data).handles;
-    made.is_registered =
-        std::find(handles.begin(), handles.end(), nullptr) == handles.end();
-    cuda::CuPointer begin = 0;
-    SHARD_CUDA_CALL(context.driver(), MemGetAddressRange, &begin,
-                    &made.taken_bytes,
-                    reinterpret_cast<cuda::CuPointer>(memory));
-    return Status();
-  };
-  const Status status = finish();
-  if (status.ok()) return made;
-  lock.unlock();
-  Free(made.data);
-  return status.WithContext(what);
-}
-
-Status RankComms::Register(std::byte* memory, const Check& check,
-                           std::unique_lock<std::mutex>* lock) {
-  // The number of communicators stays until they are aborted, and then Await
-  // returns an error.
-  for (size_t i = 0; i < state_->comms.size(); ++i) {
-    constexpr std::string_view kCall = "ncclCommRegister";
-    const NcclComm comm = state_->comms[i]->comm;
-    // A call of another thread may be in progress.
-    SHARD_RETURN_IF_ERROR(
-        Await(kCall, NcclResult::kInProgress, comm, check, lock));
-    Registered& registered = state_->memory.at(memory);
-    SHARD_RETURN_IF_ERROR(
-        library().ToStatus(api_.CommRegister(comm, memory, registered.bytes,
-                                             &registered.handles[i]),
-                           kCall, comm));
-  }
-  return Status();
 }
 
 void RankComms::Free(std::byte* memory) noexcept {
   if (::getpid() != owner_ || state_->context->is_abandoned()) return;
   try {
     const cuda::Context::Current current(*state_->context);
-    std::unique_lock<std::mutex> lock(state_->mutex);
-    const auto check = [deadline = Deadline::After(kFinalizeSeconds)] {
-      return deadline.Expired() ? DeadlineExceeded("NCCL is at another call")
-                                : Status();
-    };
-    if (!Deregister(memory, check, &lock).ok()) return;
-    const auto found = state_->memory.find(memory);
-    state_->registered_bytes -= found->second.bytes;
-    state_->memory.erase(found);
-    // The driver may wait for other work on the device, which may be ended by
-    // an abort alone.
-    lock.unlock();
-    api_.MemFree(memory);
+    memory_.Free(memory);
   } catch (...) {  // NOLINT: out of memory
   }
-}
-
-Status RankComms::Deregister(std::byte* memory, const Check& check,
-                             std::unique_lock<std::mutex>* lock) {
-  if (state_->ended) return Cancelled("NCCL's communicators were aborted");
-  for (size_t i = 0; i < state_->comms.size(); ++i) {
-    constexpr std::string_view kCall = "ncclCommDeregister";
-    const NcclComm comm = state_->comms[i]->comm;
-    SHARD_RETURN_IF_ERROR(
-        Await(kCall, NcclResult::kInProgress, comm, check, lock));
-    void*& handle = state_->memory.at(memory).handles[i];
-    if (handle == nullptr) continue;
-    SHARD_RETURN_IF_ERROR(
-        library().ToStatus(api_.CommDeregister(comm, handle), kCall, comm));
-    handle = nullptr;
-  }
-  return Status();
 }
 
 RankComms::~RankComms() {
   if (::getpid() != owner_) return;
   if (!Finalize()) Abort();
-  FreeRest();
-}
-
-void RankComms::FreeRest() noexcept {
   if (state_->context->is_abandoned()) return;
   const cuda::Context::Current current(*state_->context);
-  const std::lock_guard<std::mutex> lock(state_->mutex);
-  for (const auto& [memory, registered] : state_->memory) {
-    api_.MemFree(memory);
-  }
-  state_->memory.clear();
+  memory_.FreeRest();
 }
 
-Status RankComms::State::AbortOne(const Opened& one) const {
-  // NCCL has made nothing.
-  if (one.comm == nullptr) return Status();
+Status RankComms::State::AbortOne(Opened* opened) const {
+  NcclComm comm = nullptr;
+  {
+    // A call that another thread makes is not disturbed.
+    const std::lock_guard<std::mutex> lock(opened->mutex);
+    comm = std::exchange(opened->comm, nullptr);
+  }
+  // NCCL has made nothing, or it was aborted.
+  if (comm == nullptr) return Status();
   return context->Run([&] {
-    const NcclResult result = library.api.CommAbort(one.comm);
+    const NcclResult result = library.api.CommAbort(comm);
     if (result == NcclResult::kSuccess) return Status();
     return Internal("ncclCommAbort: ", static_cast<int>(result));
   });
 }
 
 Status RankComms::State::AbortAll() {
-  // NCCL may write the handles of the others: they are never freed before.
-  Comms made;
-  Comms others;
-  std::vector<Status> aborted;
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    made.reserve(comms.size());
-    others.reserve(comms.size());
-    aborted.resize(comms.size());
-    for (auto& opened : comms) {
-      (opened->is_made ? made : others).push_back(std::move(opened));
-    }
-    comms.clear();
+  // NCCL may write the handles of the others, which stay where they are.
+  std::vector<Opened*> made;
+  std::vector<Opened*> others;
+  made.reserve(comms.size());
+  others.reserve(comms.size());
+  for (const auto& opened : comms) {
+    (opened->is_made ? made : others).push_back(opened.get());
   }
-  // An abort may wait for all work of the device, so each has a thread: one
-  // thread would wait for the kernel of a communicator whose abort comes later.
-  // Groups of aborts do the same, but only from NCCL 2.22 on.
+  std::vector<Status> aborted(comms.size());
+  // An abort may wait for all work of the device, and for a call that holds the
+  // lock, so each has a thread: one thread would wait for the kernel of a
+  // communicator whose abort comes later. Groups of aborts do the same, but
+  // only from NCCL 2.22 on.
   std::vector<char> tried(made.size(), 0);
   const Status threads = ParallelFor(made.size(), static_cast<int>(made.size()),
                                      [&](size_t i, int) {
                                        tried[i] = 1;
-                                       aborted[i] = AbortOne(*made[i]);
+                                       aborted[i] = AbortOne(made[i]);
                                        return Status();
                                      });
   // Without threads, one after the other.
   for (size_t i = 0; i < made.size(); ++i) {
-    if (tried[i] == 0) aborted[i] = AbortOne(*made[i]);
+    if (tried[i] == 0) aborted[i] = AbortOne(made[i]);
   }
   SHARD_RETURN_IF_ERROR(threads);
   // The first has waited for a split that went on, which then gave a handle.
   for (size_t i = 0; i < others.size(); ++i) {
-    aborted[made.size() + i] = AbortOne(*others[i]);
+    aborted[made.size() + i] = AbortOne(others[i]);
   }
   for (const Status& status : aborted) SHARD_RETURN_IF_ERROR(status);
   return Status();
@@ -429,9 +349,8 @@ bool RankComms::Abort(double seconds) noexcept {
 bool RankComms::Finalize() noexcept {
   try {
     if (state_->ended) return true;
-    const std::lock_guard<std::mutex> lock(state_->mutex);
-    if (!state_->opened || !state_->memory.empty()) return false;
-    Comms& comms = state_->comms;
+    if (!is_opened_ || !memory_.IsEmpty()) return false;
+    const Comms& comms = state_->comms;
     const cuda::Context::Current current(*state_->context);
     Deadline deadline = Deadline::After(kFinalizeSeconds);
     // No rank posts a notice any more: one that is gone counts as lost.
@@ -441,6 +360,7 @@ bool RankComms::Finalize() noexcept {
     };
     bool waits_shorter = false;
     for (const auto& opened : comms) {
+      const std::lock_guard<std::mutex> lock(opened->mutex);
       const NcclResult result = api_.CommFinalize(opened->comm);
       if (result != NcclResult::kSuccess && result != NcclResult::kInProgress) {
         return false;
@@ -450,9 +370,12 @@ bool RankComms::Finalize() noexcept {
       Pause pause = PauseOfCall();
       for (;;) {
         NcclResult state = NcclResult::kSuccess;
-        if (api_.CommGetAsyncError(opened->comm, &state) !=
-            NcclResult::kSuccess) {
-          return false;
+        {
+          const std::lock_guard<std::mutex> lock(opened->mutex);
+          if (api_.CommGetAsyncError(opened->comm, &state) !=
+              NcclResult::kSuccess) {
+            return false;
+          }
         }
         if (state == NcclResult::kSuccess) break;
         if (!waits_shorter && is_over()) {
@@ -465,11 +388,11 @@ bool RankComms::Finalize() noexcept {
         pause.Take();
       }
     }
-    for (auto it = comms.rbegin(); it != comms.rend(); ++it) {
-      api_.CommDestroy((*it)->comm);
-    }
-    comms.clear();
     state_->ended = true;
+    for (auto it = comms.rbegin(); it != comms.rend(); ++it) {
+      const std::lock_guard<std::mutex> lock((*it)->mutex);
+      api_.CommDestroy(std::exchange((*it)->comm, nullptr));
+    }
     return true;
   } catch (...) {  // NOLINT: out of memory
     return false;

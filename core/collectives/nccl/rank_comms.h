@@ -5,9 +5,15 @@
 //
 // They never block: a call that is in progress is waited for with a check of
 // the caller's, which ends the wait. NCCL promises nothing for two threads in
-// one communicator, so each call is made under a lock, which is not held
-// between the polls of a wait. A call that blocks inside NCCL all the same
-// holds the lock, and cannot be ended.
+// one communicator, so each communicator has a lock, under which all calls on
+// it are made, and which is not held between the polls of a wait. A group of
+// calls is of one communicator, and its lock is held until the group's end. A
+// thread holds one of these locks at a time.
+//
+// A call that blocks inside NCCL all the same holds the lock of its
+// communicator, and cannot be ended. Calls on the others go on, and those on
+// the same one end as their checks say. An abort takes the communicator away
+// under the lock, and aborts it without: nobody waits for an abort that hangs.
 //
 // Memory is registered with them so that NCCL moves it without copies of its
 // own, and by NVLink's multicast. NCCL wants the buffers of a call to be
@@ -24,7 +30,6 @@
 #include <atomic>
 #include <cstddef>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -36,6 +41,7 @@
 #include "core/base/status.h"
 #include "core/collectives/nccl/library.h"
 #include "core/collectives/nccl/nccl_api.h"
+#include "core/collectives/nccl/rank_memory.h"
 #include "core/comm/communicator.h"
 #include "core/comm/notices.h"
 #include "core/comm/rank_set.h"
@@ -66,6 +72,7 @@ class RankComms {
   RankComms& operator=(const RankComms&) = delete;
 
   const NcclLibrary& library() const { return state_->library; }
+  const cuda::Context& context() const { return *state_->context; }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
@@ -76,18 +83,16 @@ class RankComms {
                  const Check& check);
 
   // Returns an error that a communicator has met on the device or in the
-  // network. Does not wait for a call that another thread makes.
+  // network. Does not wait for calls that other threads make, but passes their
+  // communicators over.
   Status AsyncError();
 
   // Memory of ncclMemAlloc.
-  struct Allocated {
-    std::byte* data = nullptr;
-    size_t taken_bytes = 0;  // Of the device, as the driver counts them.
-    bool is_registered = false;
-  };
+  using Allocated = RankMemory::Allocated;
   // Allocates memory, and registers it with all communicators. It is not
-  // cleared. Errors: NCCL's; kResourceExhausted, which names `what` the memory
-  // is for. REQUIRES: NcclApi::HasRegistration().
+  // cleared. Errors: NCCL's; kResourceExhausted where there is no memory for
+  // either, which names `what` the memory is for. REQUIRES:
+  // NcclApi::HasRegistration().
   StatusOr<Allocated> Allocate(std::string_view what, size_t bytes,
                                const Check& check);
   // Deregisters memory that no work uses any more, and frees it. Where the
@@ -95,7 +100,16 @@ class RankComms {
   // In a child of fork it does nothing.
   void Free(std::byte* memory) noexcept;
   // Returns the bytes of Allocate that are not freed yet.
-  size_t registered_bytes() const { return state_->registered_bytes; }
+  size_t registered_bytes() const { return memory_.bytes(); }
+
+  // Makes a call that is never in progress on the communicator of a number,
+  // once that is at no other call.
+  Status CallOn(size_t comm, std::string_view call,
+                const std::function<NcclResult(NcclComm comm)>& make,
+                const Check& check);
+  size_t num_comms() const { return state_->comms.size(); }
+  // Returns whether only what ends communicators is called any more.
+  bool has_ended() const { return state_->ended; }
 
   // Ends all that the communicators do on the device, and the communicators.
   // Returns false where NCCL has an error, and, with the context abandoned,
@@ -107,32 +121,26 @@ class RankComms {
  private:
   struct Opened {
     RankSet set;
-    NcclComm comm = nullptr;
-    bool is_made = false;  // Until then NCCL may write the handle.
+    // Until then NCCL may write the handle. Constant once all are opened.
+    bool is_made = false;
+    std::mutex mutex;         // Held during each call on `comm`.
+    NcclComm comm = nullptr;  // GUARDED_BY(mutex); null once it has ended.
   };
-  // The first is that of all ranks. Their places stay.
+  // The first is that of all ranks.
   using Comms = std::vector<std::unique_ptr<Opened>>;
-  struct Registered {
-    size_t bytes = 0;
-    std::vector<void*> handles;  // By communicator; null: there is none.
-  };
   // Shared with an abort that does not end.
   struct State {
     State(std::shared_ptr<cuda::Context> of, NcclLibrary nccl)
         : context(std::move(of)), library(std::move(nccl)) {}
     // Aborts all communicators, at once. REQUIRES: `ended`.
     Status AbortAll();
-    Status AbortOne(const Opened& opened) const;
+    Status AbortOne(Opened* opened) const;
 
     const std::shared_ptr<cuda::Context> context;
     const NcclLibrary library;
-    std::mutex mutex;     // Held during each call of NCCL.
-    Comms comms;          // GUARDED_BY(mutex)
-    bool opened = false;  // GUARDED_BY(mutex); all of them.
-    // The memory of Allocate, by its address. GUARDED_BY(mutex)
-    std::map<std::byte*, Registered> memory;
-    std::atomic<size_t> registered_bytes = 0;  // Of `memory`.
-    // Only what ends communicators is called from here on.
+    Comms comms;  // Constant once all are opened.
+    // Only what ends communicators is called from here on. Set before a handle
+    // is taken away, so that whoever holds a lock and does not see it has one.
     std::atomic<bool> ended = false;
   };
 
@@ -143,22 +151,18 @@ class RankComms {
                  const Check& check);
   Status Init(const NcclId& id, const RankSet& all, const Check& check);
   Status Split(const RankSet& set, const Check& check);
-  // Allocate and Free. REQUIRES: the context is current.
-  StatusOr<Allocated> AllocateHere(std::string_view what, size_t bytes,
-                                   const Check& check);
-  Status Register(std::byte* memory, const Check& check,
-                  std::unique_lock<std::mutex>* lock);
-  Status Deregister(std::byte* memory, const Check& check,
-                    std::unique_lock<std::mutex>* lock);
-  // Frees what was not deregistered. REQUIRES: the communicators have ended.
-  void FreeRest() noexcept;
-  // Waits until a call that gave `result` is no longer in progress.
-  Status Await(std::string_view call, NcclResult result, NcclComm comm,
+  // Takes the lock of a communicator, which a call that blocks may hold.
+  // Errors: the check's; kCancelled after the end.
+  Status Lock(std::string_view call, const Check& check,
+              std::unique_lock<std::mutex>* lock);
+  // Waits until a call that gave `result` is no longer in progress. `lock`: of
+  // the communicator, held but between polls, and maybe not after an error.
+  Status Await(std::string_view call, NcclResult result, const Opened& opened,
                const Check& check, std::unique_lock<std::mutex>* lock);
   // Ends the communicators without an abort. Returns false where that takes too
   // long.
   bool Finalize() noexcept;
-  NcclComm Find(const RankSet& set) const;
+  Opened* Find(const RankSet& set) const;
   // As NcclLibrary's, with this rank: all ranks get the error.
   Status ToStatus(NcclResult result, std::string_view call,
                   NcclComm comm) const;
@@ -169,6 +173,8 @@ class RankComms {
   const int rank_;
   const int world_size_;
   const pid_t owner_;
+  bool is_opened_ = false;  // All communicators, on this rank.
+  RankMemory memory_;
 };
 
 }  // namespace shard::nccl

@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "core/base/dtype.h"
 #include "core/base/strings.h"
@@ -109,10 +111,11 @@ Status Watchdog::Announce(const Announcement& mine, const Deadline& deadline) {
 
 Watchdog::CheckUntil Watchdog::Checks(std::string name,
                                       std::optional<Deadline> call) const {
-  return [shared = shared_, name = std::move(name), number = announced_, call] {
+  return [shared = shared_, name = std::move(name), number = announced_,
+          watch = watches_ + 1, call] {
     const Deadline deadline = call.value_or(Deadline::After(shared->timeout));
-    return [shared, name, number, deadline] {
-      return shared->notices->Check(number, name, deadline);
+    return [shared, name, number, watch, deadline] {
+      return shared->Check(number, watch, name, deadline);
     };
   };
 }
@@ -120,7 +123,13 @@ Watchdog::CheckUntil Watchdog::Checks(std::string name,
 std::shared_ptr<Watchdog::End> Watchdog::Watch(std::string name, Event begin,
                                                std::optional<Deadline> call) {
   auto end = std::make_shared<End>();
-  Work work = {std::move(name), announced_, std::move(begin), end, call};
+  ++watches_;
+  {
+    const std::lock_guard<std::mutex> lock(shared_->mutex);
+    shared_->watched.push_back({watches_, name, end});
+  }
+  Work work = {std::move(name),  announced_, watches_,
+               std::move(begin), end,        call};
   queue_->Push("watch", [shared = shared_, work = std::move(work)] {
     return WatchOne(shared.get(), work);
   });
@@ -131,12 +140,14 @@ Status Watchdog::FindLate(const Deadline& deadline) const {
   if (!deadline.Expired()) return Status();
   std::string name;
   uint64_t number = 0;
+  uint64_t watch = 0;
   {
     const std::lock_guard<std::mutex> lock(shared_->mutex);
     name = shared_->name;
     number = shared_->number;
+    watch = shared_->watch;
   }
-  const Status late = shared_->notices->Check(number, name, deadline);
+  const Status late = shared_->Check(number, watch, name, deadline);
   return late.code() == StatusCode::kDeadlineExceeded && late.rank() >= 0
              ? late
              : Status();
@@ -182,10 +193,45 @@ void Watchdog::Shared::Report(const Status& error) noexcept {
   attempt([&] { failed = error; });
 }
 
+Status Watchdog::Shared::Check(uint64_t number_announced, uint64_t number_watch,
+                               std::string_view what,
+                               const Deadline& deadline) {
+  const Status late = notices->Check(number_announced, what, deadline);
+  if (late.code() != StatusCode::kDeadlineExceeded) return late;
+  // The error that has ended the family has its own text.
+  const Status ended =
+      notices->Check(number_announced, what, Deadline::After(timeout));
+  if (!ended.ok()) return ended;
+  return Status(late.code(), StrCat(late.message(), QueuedBehind(number_watch)),
+                late.rank(), std::string(late.detail()));
+}
+
+std::string Watchdog::Shared::QueuedBehind(uint64_t number_watch) {
+  constexpr size_t kMost = 4;
+  std::vector<Watched> behind;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    std::copy_if(watched.begin(), watched.end(), std::back_inserter(behind),
+                 [&](const Watched& it) { return it.watch > number_watch; });
+  }
+  // Those of other streams may have ended.
+  std::erase_if(behind, [](const Watched& it) { return it.end->IsDone(); });
+  std::string text;
+  for (size_t i = 0; i < std::min(behind.size(), kMost); ++i) {
+    StrAppend(&text, text.empty() ? "; queued behind it: '" : ", '",
+              behind[i].name, "'");
+  }
+  if (behind.size() > kMost) {
+    StrAppend(&text, " and ", behind.size() - kMost, " more");
+  }
+  return text;
+}
+
 Status Watchdog::WatchOne(Shared* shared, const Work& work) {
   {
     const std::lock_guard<std::mutex> lock(shared->mutex);
     shared->number = work.number;
+    shared->watch = work.watch;
     shared->name = work.name;
   }
   std::optional<Deadline> deadline = work.call;
@@ -193,15 +239,19 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
   Pause pause = PauseOfWatch();
   const auto find_error = [&]() -> Status {
     const Deadline never = Deadline::After(shared->timeout);
-    const Status late = shared->notices->Check(work.number, work.name,
-                                               deadline.value_or(never));
+    // Of another rank it is told as it is, whatever this one is at.
+    SHARD_RETURN_IF_ERROR(
+        shared->notices->Check(work.number, work.name, never));
+    const Status late = shared->Check(work.number, work.watch, work.name,
+                                      deadline.value_or(never));
     if (late.code() == StatusCode::kDeadlineExceeded && late.rank() < 0 &&
-        !work.end->IsSet()) {
+        (!work.end->IsSet() || work.end->IsCalling())) {
       const int rank = shared->comms->rank();
       return Status(late.code(),
                     StrCat("'", work.name, "': a call of NCCL on rank ", rank,
                            " has not returned within ",
-                           deadline.value_or(never).seconds(), " s"),
+                           deadline.value_or(never).seconds(), " s",
+                           shared->QueuedBehind(work.watch)),
                     rank);
     }
     SHARD_RETURN_IF_ERROR(late);
@@ -221,6 +271,9 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
     SHARD_RETURN_IF_ERROR(find_error());
     pause.Take();
   }
+  const std::lock_guard<std::mutex> lock(shared->mutex);
+  std::erase_if(shared->watched,
+                [&](const Watched& it) { return it.watch <= work.watch; });
   return Status();
 }
 

@@ -17,13 +17,16 @@
 #ifndef SHARD_CORE_COLLECTIVES_NCCL_WATCHDOG_H_
 #define SHARD_CORE_COLLECTIVES_NCCL_WATCHDOG_H_
 
+#include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -94,10 +97,15 @@ class Watchdog {
       const std::lock_guard<std::mutex> lock(mutex_);
       return event_.has_value();
     }
+    // While NCCL's calls for them are made. Behind queued work a thread of the
+    // stream makes these, after Set.
+    void SetCalling(bool is_calling) { is_calling_ = is_calling; }
+    bool IsCalling() const { return is_calling_; }
 
    private:
     mutable std::mutex mutex_;
     std::optional<Event> event_;  // GUARDED_BY(mutex_)
+    std::atomic<bool> is_calling_ = false;
   };
 
   // Watches the collectives that were announced last, which errors call `name`,
@@ -118,6 +126,11 @@ class Watchdog {
   std::shared_ptr<void> OnFailure(Handler handler);
 
  private:
+  struct Watched {
+    uint64_t watch;  // Its number, from 1.
+    std::string name;
+    std::shared_ptr<const End> end;
+  };
   struct Shared {
     std::shared_ptr<Notices> notices;
     std::shared_ptr<RankComms> comms;
@@ -127,15 +140,25 @@ class Watchdog {
     Status failed;                // GUARDED_BY(mutex)
     // The collectives that run. GUARDED_BY(mutex)
     uint64_t number = 0;
+    uint64_t watch = 0;
     std::string name;
+    // Those that are watched, or will be, in order. GUARDED_BY(mutex)
+    std::deque<Watched> watched;
     // Set before the first work.
     const WorkQueue* queue = nullptr;
 
     void Report(const Status& error) noexcept;
+    // As Notices::Check, but an error of the deadline names what is queued
+    // behind the collectives, which are those of a watch.
+    Status Check(uint64_t number_announced, uint64_t number_watch,
+                 std::string_view what, const Deadline& deadline);
+    // Returns "; queued behind it: 'sum', 'gather'", or "".
+    std::string QueuedBehind(uint64_t number_watch);
   };
   struct Work {
     std::string name;
     uint64_t number;
+    uint64_t watch;
     Event begin;
     std::shared_ptr<const End> end;
     std::optional<Deadline> call;
@@ -147,6 +170,7 @@ class Watchdog {
 
   const std::shared_ptr<Shared> shared_;
   uint64_t announced_ = 0;
+  uint64_t watches_ = 0;
   std::unique_ptr<WorkQueue> queue_;
 };
 

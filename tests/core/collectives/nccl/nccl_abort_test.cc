@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Aborts of communicators: of several at once, and those that NCCL does not
-// finish. An abort ends in time in any case, makes no call of NCCL beside
-// another one, and leaves the process alive.
+// finish. An abort ends in time in any case, makes no call of NCCL on a
+// communicator beside another one, and leaves the process alive.
 
 #include <gtest/gtest.h>
 
@@ -44,20 +44,22 @@ double SecondsOf(const std::function<void()>& body) {
   return took.count();
 }
 
-// The communicator of one of two ranks, alone.
+// The communicators of one rank, alone.
 struct Comms {
   explicit Comms(Communicator* control)
       : notices(*control->OpenNotices("a test", 8, Soon())),
         context(*cuda::Context::Open(control->rank())),
         comms(*RankComms::Open(control, notices, context, *nccl::OpenNccl(),
-                               {&all, 1}, Soon())) {}
+                               EverySet(*control), Soon())),
+        all(RankSet::All(control->world_size())) {}
 
   // Enqueues a gather, which moves nothing before the abort.
-  Status Enqueue() const {
+  Status Enqueue() const { return Enqueue(all); }
+  Status Enqueue(const RankSet& set) const {
     Status status;
     const Status ran = context->Run([&] {
       status = comms->Enqueue(
-          "gather", all,
+          "gather", set,
           [](const NcclApi& api, NcclComm comm) {
             return api.AllGather(nullptr, nullptr, 0, NcclType::kInt8, comm,
                                  nullptr);
@@ -68,27 +70,27 @@ struct Comms {
     return ran.ok() ? status : ran;
   }
 
-  const RankSet all = RankSet::All(2);
   const std::shared_ptr<Notices> notices;
   const std::shared_ptr<cuda::Context> context;
   const std::unique_ptr<RankComms> comms;
+  const RankSet all;
 };
 
 class NcclAbortTest : public ::testing::Test {
  protected:
   // An abandoned context stays.
-  void SetUp() override { ResetWithNccl(OneGpuEach(2)); }
+  void SetUp() override { ResetWithNccl(OneGpuEach(4)); }
   void TearDown() override {
     EXPECT_TRUE(ComesTrue([] { return fake_nccl::AliveText().empty(); }));
     EXPECT_EQ(fake_nccl::ViolationText(), "");
   }
-  // Runs body(comms) on the first of two ranks.
-  static void Run(const std::function<void(Comms*)>& body) {
-    RunGroup(Backend::kThreads, 2, [&](Communicator* control) {
+  // Runs body(comms) on the first of the ranks.
+  static void Run(const std::function<void(Comms*)>& body, int ranks = 2) {
+    RunGroup(Backend::kThreads, ranks, [&](Communicator* control) {
       Comms comms(control);
       if (control->rank() == 0) body(&comms);
       ASSERT_OK(control->Barrier("done", Soon()));
-      if (control->rank() == 1) {
+      if (control->rank() != 0) {
         EXPECT_TRUE(comms.comms->Abort());
       }
     });
@@ -134,6 +136,45 @@ TEST_F(NcclAbortTest, OneBehindACallThatBlocksIsLeft) {
       return fake_nccl::Count({.rank = 0}).Calls("ncclCommAbort") == 1;
     }));
   });
+}
+
+// The same of one communicator: the others are looked at and aborted meanwhile,
+// and what waits for this one ends in time.
+TEST_F(NcclAbortTest, OthersDoNotWaitForACallThatBlocks) {
+  if (kAddressSanitized) GTEST_SKIP() << "the queue is left, which is a leak";
+  Run(
+      [](Comms* rank) {
+        const auto aborts = [](int size) {
+          return fake_nccl::Count({.rank = 0, .size = size})
+              .Calls("ncclCommAbort");
+        };
+        fake_nccl::HangCalls("ncclAllGather", {.rank = 0, .size = 4});
+        std::thread blocked([&] { (void)rank->Enqueue().ok(); });
+        EXPECT_TRUE(ComesTrue([] { return fake_nccl::NumHanging() == 1; }));
+        EXPECT_OK(rank->Enqueue(RankSet::Of(0, 1, 2)));
+        EXPECT_OK(rank->Enqueue(RankSet::Of(0, 2, 2)));
+        fake_nccl::FailCall("ncclCommGetAsyncError", 2,
+                            fake_nccl::Result::kRemoteError,
+                            {.rank = 0, .size = 2});
+        ExpectError(rank->comms->AsyncError(), StatusCode::kUnavailable,
+                    {"rank 0: ncclCommGetAsyncError"});
+        const auto check = [deadline = Deadline::After(kSeconds)]() -> Status {
+          return deadline.Expired() ? DeadlineExceeded("late") : Status();
+        };
+        EXPECT_LT(SecondsOf([&] {
+                    ExpectError(rank->comms->Allocate("a test", 64, check),
+                                StatusCode::kDeadlineExceeded, {"late"});
+                    EXPECT_EQ(fake_nccl::CountAlive().allocations, 0u);
+                  }),
+                  kSeconds + 1);
+        EXPECT_FALSE(rank->comms->Abort(kSeconds));
+        EXPECT_EQ(aborts(2), 2u);
+        EXPECT_EQ(aborts(4), 0u);
+        fake_nccl::ReleaseCalls();
+        blocked.join();
+        EXPECT_TRUE(ComesTrue([&] { return aborts(4) == 1; }));
+      },
+      /*ranks=*/4);
 }
 
 TEST_F(NcclAbortTest, OneThatFailsIsTold) {

@@ -47,6 +47,23 @@ Status Gather(NcclRank* rank, size_t bytes = kBytes) {
   return status;
 }
 
+// Holds up a stream, so that its thread makes the calls of what is enqueued
+// next, and not the host's.
+class Gate {
+ public:
+  explicit Gate(Stream* stream) {
+    stream->Call("gate", [is_open = is_open_] {
+      EXPECT_TRUE(ComesTrue([&] { return is_open->load(); }));
+      return Status();
+    });
+  }
+  void Open() { *is_open_ = true; }
+
+ private:
+  const std::shared_ptr<std::atomic<bool>> is_open_ =
+      std::make_shared<std::atomic<bool>>(false);
+};
+
 // Expects the error with which the family has ended. A rank that comes later is
 // told of it.
 void ExpectEnd(const Status& status, StatusCode code) {
@@ -253,6 +270,163 @@ TEST(NcclFaultsTest, ACallThatBlocksEndsTheFamily) {
     EXPECT_TRUE(Contains(status.message(),
                          "'gather': a call of NCCL on rank 0 has not "
                          "returned within 1 s"));
+  });
+}
+
+// The error says what waits for the one that is stuck: all of the stream.
+TEST(NcclFaultsTest, ThoseBehindOneThatIsStuckAreNamed) {
+  for (const bool blocks : {false, true}) {
+    SCOPED_TRACE(blocks ? "a call blocks" : "a collective does not end");
+    RunNcclRanks([&](NcclRank* rank) {
+      if (rank->comm->rank() == 0 && blocks) {
+        fake_nccl::HangCalls("ncclAllGather", {.rank = 0});
+      } else if (rank->comm->rank() == 0) {
+        fake_nccl::StickAt(1, {.rank = 0});
+      } else {
+        rank->collectives->SetDeadline(Deadline::After(20));
+      }
+      ASSERT_OK(rank->comm->Barrier("set", Soon()));
+      const DeviceTensor all(rank, std::vector<unsigned char>(3));
+      auto* const to = static_cast<unsigned char*>(all.data());
+      Gate gate(rank->stream.get());
+      const auto gather = [&](const char* tag) {
+        rank->collectives->AllGatherBlocks(
+            tag, rank->all, to + rank->comm->rank(), 1, to, rank->stream.get());
+      };
+      gather("stuck");
+      {
+        CollectiveGroup group(rank->collectives.get(), rank->stream.get());
+        gather("a");
+        gather("b");
+        group.End();
+      }
+      for (const char* const tag : {"c", "d", "e", "f"}) gather(tag);
+      gate.Open();
+      const Status status = rank->Synchronize();
+      fake_nccl::ReleaseCalls();
+      rank->stream->Settle(Soon());
+      ExpectEnd(status, StatusCode::kDeadlineExceeded);
+      EXPECT_TRUE(Contains(status.message(),
+                           blocks ? "'stuck': a call of NCCL on rank 0 has not "
+                                    "returned within 1 s; queued"
+                                  : "'stuck' took longer than 1 s"));
+      EXPECT_TRUE(
+          Contains(status.message(),
+                   "; queued behind it: 'a, b', 'c', 'd', 'e' and 1 more"));
+    });
+  }
+}
+
+// By the watchdog of all communicators, by each stream that fails, and by each
+// call that comes later.
+TEST(NcclFaultsTest, TheEndOfAFamilyIsLoggedOnceByEachRank) {
+  const FakeNccl fake(OneGpuEach(4));
+  RunGroup(
+      Backend::kThreads, 4,
+      [](Communicator* comm) {
+        NcclRank rank(comm, EverySet(*comm), {.timeout = kTimeout});
+        const auto half = RankSet::Of(comm->rank(), 1, 2);
+        const auto other = *rank.device->CreateStream(StreamKind::kCompute);
+        other->OnError([&](const Status& error) { comm->Abort(error); });
+        const auto failing = rank.collectives->OnFailure(
+            [&](const Status& error) { other->Fail(error); });
+        const DeviceTensor all(&rank, std::vector<unsigned char>(8));
+        auto* to = static_cast<unsigned char*>(all.data());
+        const auto gather = [&](const RankSet& set, Stream* stream) {
+          rank.collectives->AllGatherBlocks(
+              "gather", set, to + set.IndexOf(comm->rank()), 1, to, stream);
+        };
+        if (comm->rank() == 0) {
+          fake_nccl::StickAt(1, {.rank = 1, .size = 4});
+          fake_nccl::StickAt(1, {.rank = 1, .size = 2});
+        }
+        ASSERT_OK(comm->Barrier("stuck", Soon()));
+        const auto ends = [&] {
+          return comm->observer()->counters().Find("abort")->calls;
+        };
+        EXPECT_EQ(ends(), 0u);
+        gather(rank.all, rank.stream.get());
+        to += 4;
+        gather(half, other.get());
+        EXPECT_FALSE(rank.Synchronize().ok());
+        EXPECT_FALSE(other->Synchronize(Soon()).ok());
+        rank.stream->Settle(Soon());
+        other->Settle(Soon());
+        const auto late = *rank.device->CreateStream(StreamKind::kCompute);
+        gather(rank.all, late.get());
+        EXPECT_FALSE(late->Synchronize(Soon()).ok());
+        EXPECT_FALSE(comm->Barrier("after", Soon()).ok());
+        comm->Abort(Cancelled("enough"));
+        EXPECT_EQ(ends(), 1u);
+      },
+      /*shutdown=*/false);
+}
+
+// Shards and their replicas have a communicator each.
+TEST(NcclFaultsTest, ACallThatBlocksDoesNotHoldUpOtherSets) {
+  const FakeNccl fake(OneGpuEach(4));
+  RunGroup(Backend::kThreads, 4, [](Communicator* comm) {
+    NcclRank rank(comm, EverySet(*comm));
+    const auto shards = RankSet::Of(comm->rank(), 1, 2);
+    const auto replicas = RankSet::Of(comm->rank(), 2, 2);
+    const auto other = *rank.device->CreateStream(StreamKind::kCompute);
+    const DeviceTensor two(&rank, std::vector<unsigned char>(2));
+    const DeviceTensor sums(&rank, std::vector<unsigned char>(8));
+    if (comm->rank() == 0) fake_nccl::HangCalls("ncclAllGather");
+    ASSERT_OK(comm->Barrier("set", Soon()));
+    Gate gate(rank.stream.get());
+    auto* const to = static_cast<unsigned char*>(two.data());
+    rank.collectives->AllGatherBlocks("gather", replicas,
+                                      to + replicas.IndexOf(comm->rank()), 1,
+                                      to, rank.stream.get());
+    gate.Open();
+    ASSERT_TRUE(ComesTrue([] { return fake_nccl::NumHanging() == 4; }));
+    ASSERT_OK(comm->Barrier("hang", Soon()));
+    Gate other_gate(other.get());
+    rank.collectives->ReduceScatter(
+        "sum", shards, {.send = sums.data(), .count = 1, .recv = sums.data()},
+        other.get());
+    other_gate.Open();
+    EXPECT_OK(other->Synchronize(Deadline::After(10)));
+    EXPECT_EQ(fake_nccl::NumHanging(), 4u);
+    ASSERT_OK(comm->Barrier("summed", Soon()));
+    if (comm->rank() == 0) fake_nccl::ReleaseCalls();
+    EXPECT_OK(rank.Synchronize());
+  });
+}
+
+// The calls of two streams, the host's and the watchdog's are made at once; the
+// fake finds two that are on one communicator.
+TEST(NcclFaultsTest, CallsOnACommunicatorAreMadeInTurn) {
+  fake_nccl::Options options;
+  options.call_delay = std::chrono::microseconds(200);
+  const FakeNccl fake(OneGpuEach(4), options);
+  RunGroup(Backend::kThreads, 4, [](Communicator* comm) {
+    NcclRank rank(comm, EverySet(*comm));
+    const auto half = RankSet::Of(comm->rank(), 1, 2);
+    const auto other = *rank.device->CreateStream(StreamKind::kCompute);
+    const DeviceTensor four(&rank, std::vector<unsigned char>(4));
+    const DeviceTensor two(&rank, std::vector<unsigned char>(2));
+    const auto gather = [&](const RankSet& set, const DeviceTensor& to,
+                            Stream* stream) {
+      auto* const all = static_cast<unsigned char*>(to.data());
+      rank.collectives->AllGatherBlocks(
+          "gather", set, all + set.IndexOf(comm->rank()), 1, all, stream);
+    };
+    Gate gate(rank.stream.get());
+    Gate other_gate(other.get());
+    for (int i = 0; i < 20; ++i) {
+      gather(rank.all, four, rank.stream.get());
+      gather(half, two, other.get());
+    }
+    gate.Open();
+    other_gate.Open();
+    for (int i = 0; i < 10; ++i) {
+      EXPECT_OK(
+          rank.collectives->Allocate(rank.device.get(), kBytes, "a tensor"));
+    }
+    EXPECT_OK(rank.Synchronize());
+    EXPECT_OK(other->Synchronize(Soon()));
   });
 }
 

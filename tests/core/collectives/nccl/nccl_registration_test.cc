@@ -182,6 +182,24 @@ INSTANTIATE_TEST_SUITE_P(
                },
                {},
                {"rank 1: ", ": ncclCommRegister: unhandled system error"}},
+        Reason{"no_memory",
+               [] {
+                 fake_nccl::FailCall("ncclMemAlloc", 2,
+                                     Result::kUnhandledCudaError, {},
+                                     "Cuda failure 2 'out of memory'");
+               },
+               {},
+               {"rank ", ": 2.0 MiB (2097152 bytes) of memory of cuda:",
+                "use a higher stage (ncclMemAlloc: unhandled cuda error"}},
+        Reason{"no_memory_to_register",
+               [] {
+                 fake_nccl::FailCall("ncclCommRegister", 1,
+                                     Result::kSystemError, {.rank = 1},
+                                     "ibv_reg_mr: Cannot allocate memory");
+               },
+               {},
+               {"rank 1: ", "no memory to register 2.0 MiB (2097152 bytes)",
+                "ulimit -l"}},
         Reason{
             "variable",
             nullptr,
@@ -211,6 +229,63 @@ TEST(NcclRegistrationTest, AnAllocationThatFailsIsTold) {
                 {"a tensor: ", ": ncclCommRegister: unhandled system error"});
     EXPECT_EQ(rank.collectives->registered()->bytes, kReduceBytes);
     ExpectGathers(&rank);
+  });
+}
+
+// It is tried again, since the device's pool may have given memory back.
+TEST(NcclRegistrationTest, MemoryThatIsNotThereTwiceIsTold) {
+  const FakeNccl fake(OneGpuEach(2));
+  RunGroup(Backend::kThreads, 2, [](Communicator* comm) {
+    NcclRank rank(comm, {RankSet::All(2)});
+    const fake_nccl::Target me = {.rank = comm->rank()};
+    const auto allocate = [&] {
+      return rank.collectives->Allocate(rank.device.get(), kBytes, "a tensor");
+    };
+    const auto fail = [&](uint64_t call) {
+      fake_nccl::FailCall("ncclCommRegister", call, Result::kUnhandledCudaError,
+                          me, "Cuda failure 2 'out of memory'");
+    };
+    fail(1);
+    EXPECT_OK(allocate());
+    fail(1);
+    fail(2);
+    ExpectError(allocate(), StatusCode::kResourceExhausted,
+                {"a tensor: NCCL has no memory to register 4.9 KiB (5000 bytes)"
+                 " of cuda:",
+                 "NCCL_LOCAL_REGISTER=0"});
+    // The last error is of another call.
+    fake_nccl::FailCall("ncclCommRegister", 1, Result::kInternalError, me,
+                        "Cuda failure 2 'out of memory'");
+    ExpectError(allocate(), StatusCode::kInternal, {"ncclCommRegister"});
+    EXPECT_EQ(rank.collectives->registered()->bytes, kReduceBytes);
+    ExpectGathers(&rank);
+  });
+}
+
+// One GPU has room for the trial, but not for what follows. Memory is free
+// there, but no whole piece.
+TEST(NcclRegistrationTest, MemoryThatEndsOnOneRankIsTheErrorOfAll) {
+  constexpr size_t kPiece = size_t{2} << 20;
+  fake_cuda::Options gpus = OneGpuEach(3);
+  gpus.memory_bytes = 8 * kPiece;
+  const FakeNccl fake(gpus, {.memory_piece = kPiece});
+  RunGroup(Backend::kThreads, 3, [&](Communicator* comm) {
+    const auto device = *cuda::OpenDevice(StrCat(comm->rank()));
+    DeviceMemory filled;
+    if (comm->rank() == 1) {
+      filled = *device->Allocate(6 * kPiece + kPiece / 2, "the test");
+    }
+    const auto opened =
+        OpenCollectives(comm, device.get(), EverySet(*comm),
+                        {.transport = Transport::kNccl,
+                         .reduce = {size_t{1} << 16, size_t{1} << 15}},
+                        Soon());
+    EXPECT_EQ(opened.status().rank(), 1);
+    ExpectError(opened.status(), StatusCode::kResourceExhausted,
+                {"zeros: 32.0 KiB (32768 bytes) of memory of cuda:1",
+                 "use a higher stage"});
+    ASSERT_OK(comm->Barrier("told", Soon()));
+    EXPECT_EQ(fake_nccl::AliveText(), "");
   });
 }
 

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/collectives/nccl/rank_memory.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/deadline.h"
+#include "core/base/strings.h"
+#include "core/collectives/nccl/rank_comms.h"
+
+namespace shard::nccl {
+
+namespace {
+
+// Seconds until memory is left to the end, since NCCL is at another call.
+constexpr double kFreeSeconds = 2;
+
+// Returns whether a call has failed for want of memory, of the device or of the
+// host. NCCL has no result for that, but tells it in its last error, which each
+// failure of these results sets.
+bool IsOutOfMemory(NcclResult result, const Status& failed) {
+  if (result != NcclResult::kUnhandledCudaError &&
+      result != NcclResult::kSystemError) {
+    return false;
+  }
+  // Those of CUDA, of ENOMEM, as from locked memory, and of NCCL's own.
+  for (const std::string_view text :
+       {"out of memory", "Cannot allocate memory", "Failed to malloc",
+        "Allocation failed"}) {
+    if (failed.message().find(text) != std::string::npos) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+StatusOr<RankMemory::Allocated> RankMemory::Allocate(std::string_view what,
+                                                     size_t bytes,
+                                                     const Check& check) {
+  if (comms_->has_ended()) {
+    return Cancelled("NCCL's communicators were aborted before '", what, "'");
+  }
+  // Its place is there before the memory, which would be lost without one.
+  std::map<std::byte*, Registered> place;
+  place[nullptr] = {bytes, std::vector<void*>(comms_->num_comms())};
+  void* memory = nullptr;
+  const NcclResult result = comms_->library().api.MemAlloc(&memory, bytes);
+  if (result != NcclResult::kSuccess) {
+    return AllocationError(result, what, bytes);
+  }
+  Allocated made;
+  made.data = static_cast<std::byte*>(memory);
+  auto node = place.extract(place.begin());
+  node.key() = made.data;
+  Registered* registered = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    registered = &memory_.insert(std::move(node)).position->second;
+  }
+  bytes_ += bytes;
+  const auto finish = [&]() -> Status {
+    SHARD_RETURN_IF_ERROR(Register(made.data, registered, check));
+    const std::vector<void*>& handles = registered->handles;
+    made.is_registered =
+        std::find(handles.begin(), handles.end(), nullptr) == handles.end();
+    cuda::CuPointer begin = 0;
+    SHARD_CUDA_CALL(comms_->context().driver(), MemGetAddressRange, &begin,
+                    &made.taken_bytes,
+                    reinterpret_cast<cuda::CuPointer>(memory));
+    return Status();
+  };
+  const Status status = finish();
+  if (status.ok()) return made;
+  Free(made.data);
+  return status.WithContext(what);
+}
+
+Status RankMemory::AllocationError(NcclResult result, std::string_view what,
+                                   size_t bytes) const {
+  const Status failed =
+      comms_->library().ToStatus(result, "ncclMemAlloc", nullptr);
+  const cuda::Context& context = comms_->context();
+  size_t free = 0;
+  size_t total = 0;
+  SHARD_CUDA_CALL(context.driver(), MemGetInfo, &free, &total);
+  if (free >= bytes && !IsOutOfMemory(result, failed)) {
+    return failed.WithContext(what);
+  }
+  // Memory comes in pieces, so that some can be free all the same.
+  const Status status = context.OutOfMemory(what, bytes);
+  return Status(status.code(),
+                StrCat(status.message(), " (", failed.message(), ")"));
+}
+
+Status RankMemory::Register(std::byte* memory, Registered* registered,
+                            const Check& check) {
+  const size_t bytes = registered->bytes;
+  for (size_t i = 0; i < registered->handles.size(); ++i) {
+    NcclResult result = NcclResult::kSuccess;
+    const auto make = [&](NcclComm comm) {
+      return result = comms_->library().api.CommRegister(
+                 comm, memory, bytes, &registered->handles[i]);
+    };
+    const Status status = comms_->CallOn(i, "ncclCommRegister", make, check);
+    if (status.ok()) continue;
+    if (!IsOutOfMemory(result, status)) return status;
+    return ResourceExhausted(
+        "NCCL has no memory to register ", FormatBytes(bytes), " (", bytes,
+        " bytes) of ", comms_->context().name(), ": ", status.message(),
+        "; leave it more of the device's, raise the limit of locked memory "
+        "(ulimit -l), or register none (NCCL_LOCAL_REGISTER=0)");
+  }
+  return Status();
+}
+
+void RankMemory::Free(std::byte* memory) {
+  Registered* registered = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    registered = &memory_.at(memory);
+  }
+  const auto check = [deadline = Deadline::After(kFreeSeconds)] {
+    return deadline.Expired() ? DeadlineExceeded("NCCL is at another call")
+                              : Status();
+  };
+  if (!Deregister(registered, check).ok()) return;
+  bytes_ -= registered->bytes;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    memory_.erase(memory);
+  }
+  comms_->library().api.MemFree(memory);
+}
+
+Status RankMemory::Deregister(Registered* registered, const Check& check) {
+  if (comms_->has_ended()) {
+    return Cancelled("NCCL's communicators were aborted");
+  }
+  for (size_t i = 0; i < registered->handles.size(); ++i) {
+    void*& handle = registered->handles[i];
+    if (handle == nullptr) continue;
+    const auto make = [&](NcclComm comm) {
+      return comms_->library().api.CommDeregister(comm, handle);
+    };
+    SHARD_RETURN_IF_ERROR(comms_->CallOn(i, "ncclCommDeregister", make, check));
+    handle = nullptr;
+  }
+  return Status();
+}
+
+void RankMemory::FreeRest() {
+  for (const auto& [memory, registered] : memory_) {
+    comms_->library().api.MemFree(memory);
+  }
+  memory_.clear();
+}
+
+bool RankMemory::IsEmpty() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return memory_.empty();
+}
+
+}  // namespace shard::nccl
