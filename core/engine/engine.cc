@@ -157,7 +157,7 @@ Engine::~Engine() {
   // Transfers in progress are finished first: peers wait for them. In a child
   // of fork no transfer is running.
   if (runtime_ == nullptr || ::getpid() != owner_) return;
-  if (steps_.captures()) runtime_->EndCapture();
+  if (steps_.captures()) (void)runtime_->EndCapture().ok();
   runtime_->WaitForStreams(Deadline::After(timeout_));
   checkpoints_.WaitForSave();
 }
@@ -421,7 +421,7 @@ Status Engine::CaptureBegin() {
   const auto capture = host_.get()->CaptureId();
   SHARD_RETURN_IF_ERROR(capture.status().WithContext("capture_begin"));
   SHARD_RETURN_IF_ERROR(runtime_->BeginCapture().WithContext("capture_begin"));
-  steps_.SetCapture(*capture);
+  steps_.BeginCapture(*capture);
   return Status();
 }
 
@@ -431,13 +431,8 @@ Status Engine::CaptureEnd() {
         "capture_end without capture_begin: call that first");
   }
   const Status active = CheckEnqueues("capture_end");
-  runtime_->EndCapture();
-  steps_.SetCapture(std::nullopt);
-  if (!active.ok()) {
-    steps_.ForgetCaptured(
-        "its capture had ended, or become invalid, before capture_end");
-  }
-  return active;
+  const Status captured = runtime_->EndCapture().WithContext("capture_end");
+  return steps_.EndCapture(active.ok() ? captured : active, DeadlineOf(0));
 }
 
 Status Engine::BeforeReplay(const StatusOr<StepOptions>& options) {

@@ -105,7 +105,7 @@ TEST_F(GraphCapturesTest, TheHostEndsItsCaptureFirst) {
   ExpectError(engine->CaptureEnd(), StatusCode::kFailedPrecondition,
               {"capture_end", "has ended"});
   ExpectError(engine->BeforeReplay(Clipped()), StatusCode::kFailedPrecondition,
-              {"before capture_end", "capture the step again"});
+              {"the end of its capture", "capture the step again"});
   host.CopyGrads(1, true);
   EXPECT_OK(engine->Step(Clipped(), nullptr));
   EXPECT_EQ(engine->step(), 1);
