@@ -189,13 +189,16 @@ void StepCoordinator::BeginCapture(uint64_t capture) {
 
 Status StepCoordinator::EndCapture(const Status& local,
                                    const Deadline& deadline) {
+  const bool has_step = captured_in_ == capture_;
   capture_.reset();
   runtime_->stepper().SetCaptures(false);
   const Status ended =
       std::exchange(entered_, false)
           ? AgreeOnStatus(deps_.comm, "end a capture", local, deadline)
           : local;
-  if (!ended.ok()) ForgetCaptured("the end of its capture was an error");
+  if (!ended.ok() && has_step) {
+    ForgetCaptured("the end of its capture was an error");
+  }
   return ended;
 }
 
@@ -242,15 +245,14 @@ Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
                                     const Deadline& deadline,
                                     const StepReport* report) {
   const Status local = CheckCaptureStep(given, known, report);
-  if (local.ok()) {
-    captured_in_ = capture_;
-    ForgetCaptured("the capture of another step has failed since");
-  }
   int32_t active = 0;
   SHARD_ASSIGN_OR_RETURN(
       const StepInput input,
       Enter(Activity::kCapture, given, local, deadline, &active));
+  // A step that a rank refuses leaves the graph before it usable on all.
+  captured_in_ = capture_;
   entered_ = true;
+  ForgetCaptured("the capture of another step has failed since");
   Units& units = runtime_->units();
   Stepper& stepper = runtime_->stepper();
   Captured captured;
