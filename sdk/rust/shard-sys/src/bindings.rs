@@ -647,7 +647,8 @@ pub struct shard_memory {
     pub grad_bytes: u64,
     /// Per rank: optimizer state, master weights too.
     pub state_bytes: u64,
-    /// Per rank: for lamb, adafactor and muon.
+    /// Per rank: for lamb, adafactor and muon; where a GPU steps, which with
+    /// offload it does not, for muon alone.
     pub workspace_bytes: u64,
     /// Per rank: slots of units in use or in flight.
     pub transient_bytes: u64,
