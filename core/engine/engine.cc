@@ -4,8 +4,6 @@
 
 #include "core/engine/engine.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -13,154 +11,15 @@
 #include "core/base/out_of_memory.h"
 #include "core/base/strings.h"
 #include "core/collectives/collectives.h"
-#include "core/comm/check_agreement.h"
 #include "core/engine/memory/param_place.h"
 #include "core/engine/params/host_tensors.h"
 #include "core/engine/params/log_warnings.h"
 #include "core/engine/params/open_access.h"
 #include "core/engine/state/import_state.h"
-#include "core/engine/step/supported.h"
 #include "core/flat/check_host_tensor.h"
 #include "core/observe/observer.h"
 
 namespace shard {
-
-namespace {
-
-StatusOr<std::shared_ptr<Device>> OpenDeviceOf(const EngineOptions& options,
-                                               Transport* transport) {
-  *transport = options.transport;
-  if (options.opened_device != nullptr) return options.opened_device;
-  SHARD_ASSIGN_OR_RETURN(const DeviceChoice choice,
-                         ReadDeviceSpec(options.device));
-  *transport = choice.transport;
-  return OpenDevice(options.device);
-}
-
-// Describes what decides how ranks move tensors, and so is the same on all.
-void DescribeDevice(const Device& device, Transport transport, FactSink* sink) {
-  const bool is_cpu = device.id().kind == DeviceId::Kind::kCpu;
-  sink->Add("", "kind of device", is_cpu ? "cpu" : "cuda");
-  sink->Add("", "device reaches shared memory",
-            device.ReachesSharedMemory() ? "yes" : "no");
-  sink->Add("", "offload of optimizer states",
-            device.offload() == nullptr ? "no" : "yes");
-  sink->Add("", "collectives", TransportName(transport));
-}
-
-}  // namespace
-
-StatusOr<std::unique_ptr<Engine>> Engine::Create(
-    std::shared_ptr<const Plan> plan, const std::shared_ptr<Communicator>& comm,
-    const StatusOr<EngineOptions>& options) {
-  return Observe(comm->observer(), EventId::kCreateEngine, {},
-                 [&] { return Make(std::move(plan), comm, options); });
-}
-
-StatusOr<std::unique_ptr<Engine>> Engine::Make(
-    std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
-    const StatusOr<EngineOptions>& options) {
-  Transport transport = Transport::kStaged;
-  const double given = options.ok() ? options->timeout : 0;
-  const double timeout = given > 0 ? given : comm->timeout();
-  const Deadline deadline = Deadline::After(timeout);
-
-  Status local = options.status();
-  std::shared_ptr<Device> device;
-  std::shared_ptr<Stream> host_stream;
-  RankPlacement placement;
-  if (local.ok()) local = CheckEngineOptions(*options);
-  if (local.ok()) {
-    auto opened = OpenDeviceOf(*options, &transport);
-    local = opened.status();
-    if (opened.ok()) device = *std::move(opened);
-  }
-  if (local.ok()) {
-    placement = PlacementOf(*comm, *device, transport,
-                            options->missing_grads != MissingGrads::kError);
-    local = CheckSupported(*plan, *comm, placement, nullptr, deadline);
-  }
-  if (local.ok()) {
-    auto wrapped = device->WrapStream(nullptr);
-    local = wrapped.status();
-    if (wrapped.ok()) host_stream = *std::move(wrapped);
-  }
-  SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm.get(), "create engine", local, deadline));
-  SHARD_RETURN_IF_ERROR(CheckAgreement(
-      comm.get(), "the plan", plan->fingerprint(),
-      [&](FactSink* sink) { plan->Describe(sink); }, deadline));
-  // Equal plans hold equal texts, so this fails on all ranks or on none.
-  SHARD_ASSIGN_OR_RETURN(Hypers hypers, Hypers::Create(*plan));
-  SHARD_RETURN_IF_ERROR(CheckAgreement(
-      comm.get(), "the engine's options",
-      [&](FactSink* sink) {
-        DescribeEngineOptions(*options, sink);
-        DescribeDevice(*device, transport, sink);
-      },
-      deadline));
-  SHARD_RETURN_IF_ERROR(CheckDeviceMemory(*plan, comm.get(), device.get(),
-                                          placement, nullptr, deadline));
-  const auto blas = FindBlas(*plan, hypers, device.get());
-  SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm.get(), "find a BLAS", blas.status(), deadline));
-  Observer* const observer = comm->observer();
-  observer->Log(EventId::kPlan, "rank ", comm->rank(), ": ", plan->Summary(),
-                blas->empty() ? "" : ", BLAS ", *blas);
-  // The warnings are the same on every rank, so one rank logs them.
-  if (comm->rank() == 0) {
-    LogWarnings(NewWarnings(*plan, nullptr), observer);
-  }
-  if (observer->Wants(EventId::kPlanText)) {
-    observer->Log(EventId::kPlanText, plan->ToText());
-  }
-
-  SHARD_ASSIGN_OR_RETURN(
-      auto own, comm->Duplicate("engine", shard::SharesTensors(*comm, *device),
-                                deadline));
-  std::unique_ptr<Engine> engine(new Engine(
-      std::move(comm), std::move(own), std::move(device),
-      std::move(host_stream), std::move(hypers), *options, transport, timeout));
-  SHARD_ASSIGN_OR_RETURN(
-      auto runtime,
-      EngineRuntime::Create(std::move(plan), engine->comm_.get(),
-                            engine->device_.get(), engine->runtime_options_,
-                            nullptr, deadline));
-  engine->SetRuntime(std::move(runtime));
-  return engine;
-}
-
-Engine::Engine(std::shared_ptr<Communicator> host_comm,
-               std::shared_ptr<Communicator> comm,
-               std::shared_ptr<Device> device,
-               std::shared_ptr<Stream> host_stream, Hypers hypers,
-               const EngineOptions& options, Transport transport,
-               double timeout)
-    : host_comm_(std::move(host_comm)),
-      comm_(std::move(comm)),
-      device_(std::move(device)),
-      host_(std::move(host_stream)),
-      timeout_(timeout),
-      owner_(::getpid()),
-      runtime_options_{
-          timeout,         options.missing_grads != MissingGrads::kError,
-          options.overlap, transport,
-          &bound_,         &host_},
-      hypers_(std::move(hypers)),
-      counters_(options.loss_scaler),
-      initial_params_(comm_.get(), device_.get()),
-      steps_({comm_.get(), &hypers_, &counters_, options.missing_grads}),
-      full_params_(comm_.get(), device_.get()),
-      checkpoints_(comm_->world_size()) {}
-
-Engine::~Engine() {
-  // Transfers in progress are finished first: peers wait for them. In a child
-  // of fork no transfer is running.
-  if (runtime_ == nullptr || ::getpid() != owner_) return;
-  if (steps_.captures()) runtime_->EndCapture();
-  runtime_->WaitForStreams(Deadline::After(timeout_));
-  checkpoints_.WaitForSave();
-}
 
 void Engine::SetRuntime(std::unique_ptr<EngineRuntime> runtime) {
   runtime_ = std::move(runtime);
@@ -421,7 +280,7 @@ Status Engine::CaptureBegin() {
   const auto capture = host_.get()->CaptureId();
   SHARD_RETURN_IF_ERROR(capture.status().WithContext("capture_begin"));
   SHARD_RETURN_IF_ERROR(runtime_->BeginCapture().WithContext("capture_begin"));
-  steps_.SetCapture(*capture);
+  steps_.BeginCapture(*capture);
   return Status();
 }
 
@@ -431,13 +290,8 @@ Status Engine::CaptureEnd() {
         "capture_end without capture_begin: call that first");
   }
   const Status active = CheckEnqueues("capture_end");
-  runtime_->EndCapture();
-  steps_.SetCapture(std::nullopt);
-  if (!active.ok()) {
-    steps_.ForgetCaptured(
-        "its capture had ended, or become invalid, before capture_end");
-  }
-  return active;
+  const Status captured = runtime_->EndCapture().WithContext("capture_end");
+  return steps_.EndCapture(active.ok() ? captured : active, DeadlineOf(0));
 }
 
 Status Engine::BeforeReplay(const StatusOr<StepOptions>& options) {

@@ -163,7 +163,9 @@ class Engine {
   // Between CaptureBegin and CaptureEnd, zero_grad and step are enqueued on the
   // host's stream, which the host captures as a graph, and do not run.
   // BeforeReplay gives the captured step the values of the next one; the host
-  // then launches the graph on its stream. For one rank. Local.
+  // then launches the graph on its stream. CaptureEnd returns the errors of all
+  // that was enqueued. CaptureBegin is local; BeforeReplay is COLLECTIVE, and
+  // so is CaptureEnd after a step.
   Status CaptureBegin();
   Status CaptureEnd();
   Status BeforeReplay(const StatusOr<StepOptions>& options);

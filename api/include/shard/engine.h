@@ -328,23 +328,25 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_stream(
  * graph and does not run; only shard_engine_zero_grad and one shard_engine_step
  * without a report are allowed. The step's options say what kind of step is
  * captured; it is not counted. A capture of a step ends the use of graphs of
- * the captures before. With several ranks each captures a graph, and the step
- * is COLLECTIVE. UNIMPLEMENTED for several ranks without collectives=nccl, for
- * one with direct=0, with offload, and on devices without graphs.
- * FAILED_PRECONDITION while the stream is not captured, in state FILLING, while
- * a step is begun, units are acquired, gradients are ready or parameters are
- * summoned; with missing_grads; on an engine whose units or gradients were ever
- * marked; for several ranks with overlap or a plan that shards gradients or
- * parameters; and after a replay that nothing has waited for. An error of the
- * step before is final, others leave the engine as it was. Local, blocks until
- * the step before has ended. */
+ * the captures before, unless a rank refuses the step. With several ranks each
+ * captures a graph, and the step is COLLECTIVE. UNIMPLEMENTED for several
+ * ranks without collectives=nccl, for one with direct=0, with offload, and on
+ * devices without graphs. FAILED_PRECONDITION while the stream is not
+ * captured, in state FILLING, while a step is begun, units are acquired,
+ * gradients are ready or parameters are summoned; with missing_grads; on an
+ * engine whose units or gradients were ever marked; for several ranks with
+ * overlap or a plan that shards gradients or parameters; and after a replay
+ * that nothing has waited for. An error of the step before is final, others
+ * leave the engine as it was. Local, blocks until the step before has ended. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_capture_begin(
     shard_engine* engine) SHARD_NOEXCEPT;
 
 /* Ends a capture of this engine's work; call it before cudaStreamEndCapture.
- * FAILED_PRECONDITION without shard_engine_capture_begin, and where the host's
- * capture has ended before or is invalid: what was captured is then of no use.
- * Local. */
+ * Errors: the first of the work that was captured; FAILED_PRECONDITION without
+ * shard_engine_capture_begin, and where the host's capture has ended before or
+ * is invalid. What was captured is then of no use. Where several ranks have
+ * captured a step, COLLECTIVE, blocks: an error of one is that of all. Else
+ * local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_capture_end(
     shard_engine* engine) SHARD_NOEXCEPT;
 

@@ -197,9 +197,11 @@ typedef struct shard_memory {
   /* Per host where ranks share memory, for they hold one copy; else per rank.
    */
   uint64_t param_bytes;
-  uint64_t grad_bytes;      /* Per rank. */
-  uint64_t state_bytes;     /* Per rank: optimizer state, master weights too. */
-  uint64_t workspace_bytes; /* Per rank: for lamb, adafactor and muon. */
+  uint64_t grad_bytes;  /* Per rank. */
+  uint64_t state_bytes; /* Per rank: optimizer state, master weights too. */
+  /* Per rank: for lamb, adafactor and muon; where a GPU steps, which with
+   * offload it does not, for muon alone. */
+  uint64_t workspace_bytes;
   uint64_t transient_bytes; /* Per rank: slots of units in use or in flight. */
   /* All of the above and model_buffer_bytes once more, by the memory that holds
    * them: the device's own per rank ("cpu" has none), and the host's per host,

@@ -206,9 +206,15 @@ Status StreamCore::BeginCapture(const StreamCore& host) {
 }
 
 void StreamCore::EndCapture() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  captured_.reset();
-  capture_error_ = Status();
+  Status found;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    captured_.reset();
+    capture_error_ = Status();
+    found = poison_;
+  }
+  // An error that was found elsewhere is not that of the capture alone.
+  if (!found.ok()) Fail(found);
 }
 
 Status StreamCore::CaptureError() const {

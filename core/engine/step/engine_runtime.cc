@@ -49,10 +49,9 @@ StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
 
 Status EngineRuntime::BeginCapture() {
   Stream* const host = host_->get();
-  for (Stream* const stream :
-       {host, compute_.get(), moving_.get(), &queue_->stream()}) {
+  for (Stream* const stream : CapturedStreams()) {
     if (const Status begun = stream->BeginCapture(host); !begun.ok()) {
-      EndCapture();
+      (void)EndCapture().ok();
       return begun;
     }
   }
@@ -65,12 +64,22 @@ void EngineRuntime::SetCaptures(bool captures) {
   collectives_->SetCaptures(captures);
 }
 
-void EngineRuntime::EndCapture() {
+Status EngineRuntime::EndCapture() {
   SetCaptures(false);
-  for (Stream* const stream :
-       {host_->get(), compute_.get(), moving_.get(), &queue_->stream()}) {
-    stream->EndCapture();
+  Status error = CaptureError();
+  for (Stream* const stream : CapturedStreams()) stream->EndCapture();
+  return error;
+}
+
+Status EngineRuntime::CaptureError() const {
+  for (const Stream* const stream : CapturedStreams()) {
+    SHARD_RETURN_IF_ERROR(stream->status());
   }
+  return Status();
+}
+
+std::array<Stream*, 4> EngineRuntime::CapturedStreams() const {
+  return {host_->get(), compute_.get(), moving_.get(), &queue_->stream()};
 }
 
 Status EngineRuntime::Synchronize(const Deadline& deadline) const {

@@ -6,6 +6,7 @@
 #ifndef SHARD_CORE_ENGINE_STEP_ENGINE_RUNTIME_H_
 #define SHARD_CORE_ENGINE_STEP_ENGINE_RUNTIME_H_
 
+#include <array>
 #include <memory>
 #include <optional>
 
@@ -67,9 +68,12 @@ class EngineRuntime {
   Stepper& stepper() const { return *stepper_; }
 
   // Begin and end a capture, as Stream's, of the host's stream and of all of
-  // the engine's. REQUIRES: Synchronize was called. Local.
+  // the engine's. REQUIRES: Synchronize was called. Local. EndCapture returns
+  // CaptureError, which ends with the capture.
   Status BeginCapture();
-  void EndCapture();
+  Status EndCapture();
+  // Returns the first of these streams' errors since BeginCapture.
+  Status CaptureError() const;
 
   // Waits until the engine's streams have run all work they were given. Local.
   // Returns the first error.
@@ -87,6 +91,8 @@ class EngineRuntime {
 
   Status Connect(Communicator* comm, Device* device, const Options& options);
   void SetCaptures(bool captures);
+  // Returns the streams that are part of a capture.
+  std::array<Stream*, 4> CapturedStreams() const;
 
   // The streams are destroyed first, the queue's before the others: their work
   // uses the components, the meetings of a step that nobody has waited for too.

@@ -64,6 +64,8 @@ Status StepCoordinator::ZeroGrad(const Deadline& deadline) {
         "zero_grad after begin_step, with gradients that were ready and may be "
         "applied already: step first");
   }
+  // Outside a capture the error of a stream is final.
+  if (captures()) SHARD_RETURN_IF_ERROR(runtime_->CaptureError());
   SHARD_RETURN_IF_ERROR(runtime_->units().ClearGrads(deadline));
   return ZeroWholeGrads(deadline);
 }
@@ -180,9 +182,24 @@ Status StepCoordinator::CheckCapture(const Deadline& deadline) const {
   return TakeResult(deadline);
 }
 
-void StepCoordinator::SetCapture(std::optional<uint64_t> capture) {
+void StepCoordinator::BeginCapture(uint64_t capture) {
   capture_ = capture;
-  runtime_->stepper().SetCaptures(captures());
+  runtime_->stepper().SetCaptures(true);
+}
+
+Status StepCoordinator::EndCapture(const Status& local,
+                                   const Deadline& deadline) {
+  const bool has_step = captured_in_ == capture_;
+  capture_.reset();
+  runtime_->stepper().SetCaptures(false);
+  const Status ended =
+      std::exchange(entered_, false)
+          ? AgreeOnStatus(deps_.comm, "end a capture", local, deadline)
+          : local;
+  if (!ended.ok() && has_step) {
+    ForgetCaptured("the end of its capture was an error");
+  }
+  return ended;
 }
 
 Status StepCoordinator::CheckStep(const StatusOr<StepOptions>& given,
@@ -228,14 +245,14 @@ Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
                                     const Deadline& deadline,
                                     const StepReport* report) {
   const Status local = CheckCaptureStep(given, known, report);
-  if (local.ok()) {
-    captured_in_ = capture_;
-    ForgetCaptured("the capture of another step has failed since");
-  }
   int32_t active = 0;
   SHARD_ASSIGN_OR_RETURN(
       const StepInput input,
       Enter(Activity::kCapture, given, local, deadline, &active));
+  // A step that a rank refuses leaves the graph before it usable on all.
+  captured_in_ = capture_;
+  entered_ = true;
+  ForgetCaptured("the capture of another step has failed since");
   Units& units = runtime_->units();
   Stepper& stepper = runtime_->stepper();
   Captured captured;

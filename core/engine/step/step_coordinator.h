@@ -66,12 +66,14 @@ class StepCoordinator {
               const Deadline& deadline, StepReport* report);
   void SetReturnsEarly(bool early) { returns_early_ = early; }
   // Graphs of the host's (shard_engine_capture_begin). CheckCapture returns why
-  // a capture cannot begin; from SetCapture(the host's capture) until
-  // SetCapture(null) a step is enqueued, one in each capture, and not counted.
-  // BeforeReplay gives that step new values, and counts it once it has run; the
-  // ranks agree on it as on a step.
+  // a capture cannot begin; from BeginCapture(the host's capture) until
+  // EndCapture a step is enqueued, one in each capture, and not counted. After
+  // a step EndCapture is COLLECTIVE: what was captured is of no use to any rank
+  // where `local` is the error of one. BeforeReplay gives the step new values,
+  // and counts it once it has run; the ranks agree on it as on a step.
   Status CheckCapture(const Deadline& deadline) const;
-  void SetCapture(std::optional<uint64_t> capture);
+  void BeginCapture(uint64_t capture);
+  Status EndCapture(const Status& local, const Deadline& deadline);
   bool captures() const { return capture_.has_value(); }
   Status BeforeReplay(const StatusOr<StepOptions>& given, const Status& known,
                       const Deadline& deadline);
@@ -144,6 +146,8 @@ class StepCoordinator {
   bool returns_early_ = false;
   std::optional<uint64_t> capture_;      // In progress, as Stream::CaptureId.
   std::optional<uint64_t> captured_in_;  // The last that was given a step.
+  // The ranks have entered a step together since BeginCapture.
+  bool entered_ = false;
   // The step that was captured last.
   std::optional<Captured> captured_;
   // Why there is none.

@@ -137,7 +137,7 @@ class Engine(EngineTensors, EngineState):
     def capture_begin(self):
         """Begins a capture: until capture_end(), zero_grad() and one
         step(report=False) become part of the CUDA graph that the program
-        captures on the stream of set_stream(). For one rank."""
+        captures on the stream of set_stream()."""
         self._call(lib.shard_engine_capture_begin)
 
     def capture_end(self):

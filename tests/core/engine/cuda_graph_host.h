@@ -103,12 +103,13 @@ class Host {
   explicit Host(const std::string& optimizer) : Host(MakePlan(optimizer)) {}
   explicit Host(const std::shared_ptr<const Plan>& plan)
       : Host(*cuda_training::MakeEngine(plan, OpenLocal())) {}
-  explicit Host(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {
+  explicit Host(std::unique_ptr<Engine> engine, int device = 0)
+      : stream_(device), engine_(std::move(engine)) {
     EXPECT_OK(engine_->SetStream(stream_.get()));
     EXPECT_OK(Fill(engine_.get()));
   }
 
-  Engine* engine() { return engine_.get(); }
+  Engine* engine() const { return engine_.get(); }
   void FreeEngine() { engine_.reset(); }
   const HostsStream& stream() const { return stream_; }
 
@@ -148,7 +149,8 @@ class Host {
       // Read when the copy runs.
       std::vector<float>& values = grads_.emplace_back();
       for (int64_t i = 0; i < grad->numel; ++i) {
-        values.push_back(GradientValue(step, param, i));
+        values.push_back(
+            GradientValue(step, param + 3 * engine_->comm()->rank(), i));
       }
       if (!finite) values[0] = std::numeric_limits<float>::quiet_NaN();
       ASSERT_EQ(
@@ -177,15 +179,17 @@ class Host {
   // Makes a graph of what `work` enqueues.
   Status CaptureWith(const std::function<Status()>& work) {
     EndGraph();
-    EXPECT_EQ(
-        graphs_.StreamBeginCapture(stream_.get(), cuda::CuCaptureMode::kGlobal),
-        cuda::CuResult::kSuccess);
-    Status status = work();
     cuda::CuGraph graph = nullptr;
-    EXPECT_EQ(graphs_.StreamEndCapture(stream_.get(), &graph),
-              cuda::CuResult::kSuccess);
+    Status status = EnqueueInCapture(work, &graph);
     EXPECT_EQ(graphs_.GraphInstantiate(&graph_, graph, 0),
               cuda::CuResult::kSuccess);
+    EXPECT_EQ(graphs_.GraphDestroy(graph), cuda::CuResult::kSuccess);
+    return status;
+  }
+  // The same, and drops it: the graph before stays.
+  Status CaptureInVain(const std::function<Status()>& work) {
+    cuda::CuGraph graph = nullptr;
+    Status status = EnqueueInCapture(work, &graph);
     EXPECT_EQ(graphs_.GraphDestroy(graph), cuda::CuResult::kSuccess);
     return status;
   }
@@ -209,6 +213,7 @@ class Host {
   // Returns all parameters, one after the other.
   std::vector<float> Params() {
     EXPECT_OK(engine_->Summon(0, -1, 0));
+    EXPECT_OK(engine_->Synchronize(0));
     std::vector<float> all;
     for (size_t p = 0; p < engine_->plan().model().params().size(); ++p) {
       const auto param = engine_->Param(static_cast<ParamId>(p));
@@ -221,6 +226,19 @@ class Host {
   }
 
  private:
+  Status EnqueueInCapture(const std::function<Status()>& work,
+                          cuda::CuGraph* graph) {
+    // Other ranks are other threads, which do what a capture forbids.
+    const auto mode = engine_->comm()->world_size() == 1
+                          ? cuda::CuCaptureMode::kGlobal
+                          : cuda::CuCaptureMode::kThreadLocal;
+    EXPECT_EQ(graphs_.StreamBeginCapture(stream_.get(), mode),
+              cuda::CuResult::kSuccess);
+    Status status = work();
+    EXPECT_EQ(graphs_.StreamEndCapture(stream_.get(), graph),
+              cuda::CuResult::kSuccess);
+    return status;
+  }
   void EndGraph() {
     if (graph_ != nullptr) graphs_.GraphExecDestroy(graph_);
     graph_ = nullptr;

@@ -174,7 +174,8 @@ TEST_F(GraphTest, AReplayMovesTheBytesOfAStep) {
       // The update, after the copies of bound gradients.
       FailCall("cuLaunchKernel", is_bound ? 2 : 1, cuda::CuResult::kUnknown);
       const Status failed = engine->Step(StepOptions(), nullptr);
-      EXPECT_OK(engine->CaptureEnd());
+      ExpectError(engine->CaptureEnd(), StatusCode::kUnavailable,
+                  {"capture_end", "cuLaunchKernel"});
       return failed;
     }),
                 StatusCode::kUnavailable, {"CUDA_ERROR_UNKNOWN"});

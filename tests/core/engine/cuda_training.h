@@ -173,8 +173,10 @@ inline StatusOr<std::vector<float>> ReadParam(Engine* engine) {
 // get() is null.
 class HostsStream {
  public:
-  HostsStream() : api_((*cuda::Driver::Load())->api()) {
-    if (api_.DevicePrimaryCtxRetain(&context_, 0) != cuda::CuResult::kSuccess) {
+  explicit HostsStream(int device = 0)
+      : api_((*cuda::Driver::Load())->api()), device_(device) {
+    if (api_.DevicePrimaryCtxRetain(&context_, device_) !=
+        cuda::CuResult::kSuccess) {
       return;
     }
     is_retained_ = true;
@@ -188,7 +190,7 @@ class HostsStream {
   ~HostsStream() {
     if (stream_ != nullptr) api_.StreamDestroy(stream_);
     if (is_pushed_) api_.CtxPopCurrent(&context_);
-    if (is_retained_) api_.DevicePrimaryCtxRelease(0);
+    if (is_retained_) api_.DevicePrimaryCtxRelease(device_);
   }
   HostsStream(const HostsStream&) = delete;
   HostsStream& operator=(const HostsStream&) = delete;
@@ -197,6 +199,7 @@ class HostsStream {
 
  private:
   const cuda::DriverApi& api_;
+  const int device_;
   cuda::CuContext context_ = nullptr;
   cuda::CuStream stream_ = nullptr;
   bool is_retained_ = false;

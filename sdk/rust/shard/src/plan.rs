@@ -61,7 +61,7 @@ info! {
         grad_bytes: u64 = raw.grad_bytes,
         /// Optimizer state and master weights, per rank.
         state_bytes: u64 = raw.state_bytes,
-        /// For lamb, adafactor and muon, per rank.
+        /// For lamb, adafactor and muon, per rank; where a GPU steps, for muon alone.
         workspace_bytes: u64 = raw.workspace_bytes,
         /// Slots of units in use or in flight, per rank.
         transient_bytes: u64 = raw.transient_bytes,

@@ -153,7 +153,8 @@ impl Engine {
         self.call(|engine| unsafe { sys::shard_engine_capture_begin(engine) })
     }
 
-    /// Ends the capture; call it before the host ends its own. Local.
+    /// Ends the capture; call it before the host ends its own. COLLECTIVE where several
+    /// ranks have captured a step.
     pub fn capture_end(&mut self) -> Result<()> {
         self.call(|engine| unsafe { sys::shard_engine_capture_end(engine) })
     }

@@ -250,6 +250,44 @@ TEST_F(CudaDeviceTest, ACapturedStreamOfTheHostIsRefused) {
   EXPECT_EQ(api.DevicePrimaryCtxRelease(0), CuResult::kSuccess);
 }
 
+// An error of captured work ends with the capture, and one that was found
+// elsewhere does not.
+TEST_F(CudaDeviceTest, TheErrorThatAStreamIsGivenOutlivesACapture) {
+  const auto device = Open();
+  const DriverApi& api = (*Driver::Load())->api();
+  CuContext context = nullptr;
+  CuStream native = nullptr;
+  ASSERT_EQ(api.DevicePrimaryCtxRetain(&context, 0), CuResult::kSuccess);
+  ASSERT_EQ(api.CtxPushCurrent(context), CuResult::kSuccess);
+  ASSERT_EQ(api.StreamCreate(&native, 0), CuResult::kSuccess);
+  {
+    const DeviceMemory memory = Allocate(device.get(), 64);
+    const auto host = device->WrapStream(native);
+    ASSERT_OK(host);
+    const auto stream = device->CreateStream(StreamKind::kCompute);
+    ASSERT_OK(stream);
+    SetCaptured(native);
+    ASSERT_OK((*stream)->BeginCapture(host->get()));
+    FailCall("cuMemsetD8Async", 1, CuResult::kUnknown);
+    (*stream)->FillZeros(memory.data(), 64);
+    ExpectError((*stream)->status(), StatusCode::kUnavailable, {"FillZeros"});
+    (*stream)->EndCapture();
+    EXPECT_OK((*stream)->status());
+    ASSERT_OK((*stream)->BeginCapture(host->get()));
+    (*stream)->Fail(Cancelled("a rank is lost"));
+    for (int i = 0; i < 2; ++i) {
+      ExpectError((*stream)->status(), StatusCode::kCancelled,
+                  {"a rank is lost"});
+      (*stream)->EndCapture();
+    }
+    SetCaptured(nullptr);
+    EXPECT_FALSE((*stream)->Synchronize(Deadline::After(30)).ok());
+  }
+  EXPECT_EQ(api.StreamDestroy(native), CuResult::kSuccess);
+  EXPECT_EQ(api.CtxPopCurrent(&context), CuResult::kSuccess);
+  EXPECT_EQ(api.DevicePrimaryCtxRelease(0), CuResult::kSuccess);
+}
+
 // A stream that cannot tell whether its work has ended leaves everything as it
 // is: that work may still write.
 TEST_F(CudaDeviceTest, NothingIsFreedUnderWorkThatMayRun) {
