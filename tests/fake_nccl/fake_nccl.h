@@ -100,8 +100,9 @@ struct Target {
 };
 
 // Makes the `call`-th call from now on (1 is the next) of an entry point, or of
-// all for "", return `result` and do nothing. Calls without a communicator are
-// those of any target. `text`: NCCL's last error from then on.
+// all for "", return `result` and do nothing, but for ncclGroupEnd, which drops
+// its group. Calls without a communicator are those of any target. `text`:
+// NCCL's last error from then on.
 SHARD_FAKE_NCCL_API void FailCall(const std::string& symbol, uint64_t call,
                                   Result result, const Target& target = {},
                                   const std::string& text = "");

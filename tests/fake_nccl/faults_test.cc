@@ -55,6 +55,7 @@ TEST_F(FaultsTest, CallsFailOnce) {
     EXPECT_NCCL(Gather(rank, comm, x));
     EXPECT_EQ(ncclGroupEnd(), Result::kInternalError);
     EXPECT_EQ(Count().launches, 2u);
+    EXPECT_EQ(ncclGroupEnd(), Result::kInvalidUsage);  // The group has ended.
     FailCall("ncclCommAbort", 1, Result::kSystemError);
     EXPECT_EQ(ncclCommAbort(comm), Result::kSystemError);
     EXPECT_TRUE(rank->Synchronize());

@@ -110,16 +110,17 @@ Result ncclGroupStart() {
 }
 
 Result ncclGroupEnd() {
-  SHARD_FAKE_NCCL_ENTER_FREE(ncclGroupEnd);
+  Entry entry("ncclGroupEnd", nullptr, false, 0);
   Group* const group = TheGroup();
   if (group->depth == 0) {
     return entry.Fail(Result::kInvalidUsage,
                       "ncclGroupEnd: not in a group call.");
   }
-  if (--group->depth > 0) return entry.Return(Result::kSuccess);
+  if (--group->depth > 0) return entry.result();
   Group ended = std::exchange(*group, {});
   group->generation = ended.generation;
   entry.EndUses(&ended);
+  if (!entry.ok()) return entry.result();
   return entry.Return(EndGroup(&entry, std::move(ended)));
 }
 
