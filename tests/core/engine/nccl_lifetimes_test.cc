@@ -5,9 +5,11 @@
 // whose engines differ.
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -17,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/core/base/comes_true.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/in_child.h"
 #include "tests/core/engine/nccl_training.h"
@@ -167,6 +170,117 @@ TEST(NcclLifetimesTest, NothingIsLeftOfEngines) {
       ASSERT_OK(comm->Barrier("counted", Deadline::After(kTimeout)));
     }
   });
+}
+
+// ---- A process that restarts
+// -------------------------------------------------
+
+enum class End {
+  kAborts,  // The host of rank 1 gives up.
+  kLeaves,  // Rank 1 ends without shutdown.
+  kDead,    // NCCL's part of rank 1 never arrives.
+};
+
+// Most failures end at once, so that many restarts take little time.
+End EndOf(int round) {
+  return round % 10 == 4   ? End::kDead
+         : round % 10 == 8 ? End::kLeaves
+                           : End::kAborts;
+}
+
+// Meets the other rank, trains a step, and fails in the next one. Returns what
+// the first step has learned.
+std::vector<float> TrainAndFail(const Form& form,
+                                const std::shared_ptr<const Plan>& plan,
+                                const std::string& name, int rank, End end) {
+  std::vector<float> learned;
+  const auto train = [&] {
+    const auto comm = OpenCommunicator(
+        StrCat("threads:2?direct=0&name=", name),
+        {.rank = rank, .world_size = kRanks, .timeout = kTimeout});
+    ASSERT_OK(comm);
+    RankTraining training(form, plan, *comm,
+                          end == End::kDead ? 0.3 : kTimeout);
+    ASSERT_OK(training.Create());
+    ASSERT_OK(training.Fill());
+    ASSERT_OK(training.Step(1));
+    const auto values = training.Read();
+    ASSERT_OK(values);
+    learned = *values;
+    ASSERT_OK((*comm)->Barrier("trained", Deadline::After(kTimeout)));
+    if (rank == 1) {
+      if (end == End::kLeaves) return;
+      if (end == End::kDead) testing::fake_nccl::Kill(1);
+      if (end == End::kAborts) (*comm)->Abort(Cancelled("the host gives up"));
+    }
+    Status status = training.Step(2);
+    if (status.ok()) status = training.Synchronize();
+    switch (end) {
+      case End::kAborts:
+        return ExpectError(status, StatusCode::kPoisoned,
+                           {"the host gives up"});
+      case End::kLeaves:
+        ExpectError(status, StatusCode::kRankLost, {});
+        EXPECT_EQ(status.rank(), 1);
+        return;
+      case End::kDead:
+        EXPECT_TRUE(status.code() == StatusCode::kDeadlineExceeded ||
+                    status.code() == StatusCode::kPoisoned)
+            << status.ToString();
+    }
+  };
+  train();
+  return learned;
+}
+
+// Returns the bytes that malloc has given out, 0 with a sanitizer.
+size_t AllocatedBytes() {
+  const auto info = ::mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
+// Each time with new communicators and engines. FakeNccl checks that nothing of
+// NCCL or of the driver is left, and forgets its records, which would grow.
+TEST(NcclLifetimesTest, NothingGrowsWhereEnginesFailAndAreMadeAgain) {
+  constexpr int kFirst = 10;  // All is allocated that a process keeps.
+  const int rounds = std::getenv("SHARD_TEST_LONG") != nullptr ? 100 : 20;
+  const Form form = {.world_size = kRanks, .stage = 3};
+  const auto plan = MakePlan(form);
+  std::vector<float> expected;
+  size_t threads = 0;
+  size_t files = 0;
+  size_t bytes = 0;
+  for (int round = 0; round <= rounds && !HasFailure(); ++round) {
+    SCOPED_TRACE(StrCat("round ", round));
+    {
+      const FakeNccl fake(Gpus());
+      const std::string name = testing::UniqueName();
+      std::vector<std::vector<float>> learned(kRanks);
+      std::vector<std::thread> ranks;
+      for (size_t rank = 0; rank < kRanks; ++rank) {
+        ranks.emplace_back([&, rank] {
+          learned[rank] = TrainAndFail(form, plan, name, static_cast<int>(rank),
+                                       EndOf(round));
+        });
+      }
+      for (std::thread& rank : ranks) rank.join();
+      if (round == 0) expected = learned[0];
+      ASSERT_FALSE(expected.empty());
+      EXPECT_TRUE(learned[0] == expected);
+      EXPECT_TRUE(learned[1] == expected);
+    }
+    if (round == kFirst) {
+      threads = CountIn("/proc/self/task");
+      files = CountIn("/proc/self/fd");
+      bytes = AllocatedBytes();
+    }
+  }
+  // A thread that was joined may be listed for a moment.
+  EXPECT_TRUE(testing::ComesTrue(
+      [&] { return CountIn("/proc/self/task") <= threads; }));
+  EXPECT_EQ(CountIn("/proc/self/fd"), files);
+  // The fakes and malloc keep some bytes more, and an engine's parts have many.
+  EXPECT_LT(AllocatedBytes(), bytes + 32 * 1024);
 }
 
 // As with a data loader: the child frees what it inherits, and exits.

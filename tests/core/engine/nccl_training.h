@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -73,6 +74,19 @@ inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
   return *plan;
 }
 
+// Creates an engine on "cpu", or on the GPU of the rank with collectives by
+// NCCL.
+inline StatusOr<std::unique_ptr<Engine>> MakeEngineOn(
+    std::string_view device, const std::shared_ptr<const Plan>& plan,
+    const std::shared_ptr<Communicator>& comm, EngineOptions options = {}) {
+  if (device != "cpu") {
+    SHARD_ASSIGN_OR_RETURN(options.opened_device,
+                           cuda::OpenDevice(StrCat(comm->rank())));
+    options.transport = Transport::kNccl;
+  }
+  return Engine::Create(plan, comm, options);
+}
+
 class RankTraining {
  public:
   // `timeout`: seconds, the engine's.
@@ -81,7 +95,6 @@ class RankTraining {
       : form_(form), plan_(std::move(plan)), comm_(std::move(comm)) {
     options_.timeout = timeout;
     options_.overlap = form.overlap;
-    options_.transport = Transport::kNccl;
   }
 
   int rank() const { return comm_->rank(); }
@@ -93,9 +106,8 @@ class RankTraining {
 
   Status Create() {
     return Timed("create", [&]() -> Status {
-      SHARD_ASSIGN_OR_RETURN(options_.opened_device,
-                             cuda::OpenDevice(StrCat(rank())));
-      SHARD_ASSIGN_OR_RETURN(engine_, Engine::Create(plan_, comm_, options_));
+      SHARD_ASSIGN_OR_RETURN(engine_,
+                             MakeEngineOn("cuda", plan_, comm_, options_));
       return Status();
     });
   }

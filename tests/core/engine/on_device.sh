@@ -23,7 +23,7 @@ if [ "$SHARD_TEST_DEVICE" = fake_nccl ]; then
   SHARD_FAKE_NCCL_STRICT=1
   SHARD_FAKE_CUDA_DEVICES=64
   # Sums of NCCL have the bits that the tests expect of sums in the order of ranks;
-  # nccl_engine_test is about another order.
+  # nccl_sums_test is about another order.
   SHARD_FAKE_NCCL_RANK_ORDER=1
   export LD_LIBRARY_PATH SHARD_FAKE_CUDA_STRICT SHARD_FAKE_CUDA_DEVICES \
     SHARD_FAKE_NCCL_STRICT SHARD_FAKE_NCCL_RANK_ORDER

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sums of engines whose ranks have a GPU each, over the fakes of the driver
+// and of NCCL, beside those of engines on processors: which bits gradients and
+// norms have, which calls of NCCL a step makes, and what engines count.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/engine/engine.h"
+#include "core/engine/transfer/collectives_memory.h"
+#include "core/observe/observer.h"
+#include "kernels/cpu/convert.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/base/sanitizers.h"
+#include "tests/core/engine/cuda_training.h"
+#include "tests/core/engine/nccl_training.h"
+#include "tests/core/engine/thread_ranks.h"
+#include "tests/core/engine/unit_training.h"
+#include "tests/core/flat/sharding.h"
+#include "tests/fake_nccl/fake_nccl_fixture.h"
+
+namespace shard::nccl_sums_test {
+namespace {
+
+using cuda_training::Fill;
+using nccl_training::MakeEngineOn;
+using testing::FakeNccl;
+using testing::fake_nccl::Counts;
+
+// So many that sharding gradients and parameters of two ranks saves memory.
+constexpr int kUnits = 5;
+
+testing::fake_cuda::Options Gpus(int count) {
+  testing::fake_cuda::Options options;
+  options.devices = count;
+  return options;
+}
+
+struct Sums {
+  int stage;
+  int group_size = 0;
+  bool deterministic = false;
+  int ranks = 4;
+  // Steps of AdamW that clip, else of SGD that do not.
+  bool clips = false;
+
+  std::string Name() const {
+    return StrCat("stage", stage, "_of", ranks, group_size > 0 ? "_groups" : "",
+                  deterministic ? "_deterministic" : "");
+  }
+};
+
+std::ostream& operator<<(std::ostream& out, const Sums& sums) {
+  return out << sums.Name();
+}
+
+// A unit has a buffer of each dtype. A clipped step of two ranks has f32 alone:
+// the f32 sums of a half of bf16 gradients take as much memory as the
+// gradients, so such a plan would shard none.
+std::shared_ptr<const Plan> PlanOf(const Sums& sums) {
+  UnitTraining training;
+  training.model = std::make_shared<Model>("Net");
+  for (int u = 0; u < kUnits; ++u) {
+    const ModuleId block =
+        *training.model->AddModule(kRootModule, StrCat("block", u), "Block");
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      if (dtype == DType::kBF16 && sums.clips && sums.ranks == 2) continue;
+      EXPECT_OK(
+          training.model->AddParam(block, DTypeName(dtype), dtype, {3000}));
+    }
+  }
+  training.optimizer = sums.clips ? "adamw?lr=0.1" : "sgd?lr=0.5";
+  training.wrap = "class?names=Block";
+  training.plan.world_size = sums.ranks;
+  training.plan.stage = sums.stage;
+  training.plan.shard_group_size = sums.group_size;
+  training.plan.deterministic = sums.deterministic;
+  training.plan.prefetch = 0;
+  const auto plan = ::shard::PlanOf(training);
+  EXPECT_OK(plan);
+  EXPECT_TRUE(sums.stage == 0 || ShardsAsItsStage(**plan));
+  return *plan;
+}
+
+// Values of many exponents, whose sum depends on the order of addition.
+float GradientOf(int rank, ParamId param, int64_t i) {
+  const auto x = static_cast<uint32_t>(i * 31 + param * 7 + rank * 1013 + 1);
+  const uint32_t hash = (x * 2654435761u) >> 8;
+  return (static_cast<float>(hash % 20011) / 10007 - 1) *
+         static_cast<float>(1 << (hash % 7));
+}
+
+// `report`: as for Engine::Step.
+Status TrainOnce(Engine* engine, int rank, const StepOptions& options,
+                 StepReport* report) {
+  SHARD_RETURN_IF_ERROR(engine->Synchronize(0));
+  const auto units = static_cast<int32_t>(engine->plan().units().size());
+  for (int32_t unit = units; unit-- > 0;) {
+    SHARD_RETURN_IF_ERROR(engine->UnitAcquire(unit, Pass::kBackward, 0));
+    for (const ParamId param : cuda_training::ParamsOf(engine->plan(), unit)) {
+      SHARD_ASSIGN_OR_RETURN(const Engine::Tensor grad, engine->Grad(param));
+      SHARD_RETURN_IF_ERROR(engine->Synchronize(0));
+      std::vector<float> values(static_cast<size_t>(grad.numel));
+      for (int64_t i = 0; i < grad.numel; ++i) {
+        values[static_cast<size_t>(i)] = GradientOf(rank, param, i);
+      }
+      Store(
+          engine->plan().buffer(engine->plan().place(param).buffer).grad_dtype,
+          values, grad.data);
+    }
+    SHARD_RETURN_IF_ERROR(engine->MarkUnitGradsReady(unit));
+    SHARD_RETURN_IF_ERROR(engine->UnitRelease(unit));
+  }
+  return engine->Step(options, report);
+}
+
+using MovedCounts = std::map<std::string, EventCounter>;
+
+// Returns a rank's counters of the events that move tensors.
+MovedCounts CountMoved(const Communicator& comm) {
+  MovedCounts counts;
+  for (const char* const event :
+       {"gather", "reduce", "publish", "reduce_scatter", "all_gather_blocks",
+        "broadcast"}) {
+    const auto counter = comm.observer()->counters().Find(event);
+    EXPECT_OK(counter);
+    counts[event] = *counter;
+  }
+  return counts;
+}
+
+// Returns what was moved since `before`, one event a line.
+std::string TextSince(MovedCounts before, const MovedCounts& now) {
+  std::string text;
+  for (const auto& [event, counter] : now) {
+    StrAppend(&text, event, ": ", counter.calls - before[event].calls,
+              " calls, ", counter.bytes - before[event].bytes, " bytes\n");
+  }
+  return text;
+}
+
+// The parameters of rank 0 after two steps, by dtype.
+struct Result {
+  std::vector<float> f32;
+  std::vector<float> bf16;
+  std::vector<double> norms;       // Of rank 0, by step.
+  std::vector<std::string> moved;  // By rank.
+};
+
+Status ReadParams(Engine* engine, Result* result) {
+  SHARD_RETURN_IF_ERROR(engine->Summon(0, -1, 0));
+  SHARD_RETURN_IF_ERROR(engine->Synchronize(0));
+  const auto& params = engine->plan().model().params();
+  for (size_t p = 0; p < params.size(); ++p) {
+    SHARD_ASSIGN_OR_RETURN(const Engine::Tensor param,
+                           engine->Param(static_cast<ParamId>(p)));
+    std::vector<float> values(static_cast<size_t>(param.numel));
+    Widen(params[p].dtype, param.data, values.data(), values.size());
+    auto& all = params[p].dtype == DType::kF32 ? result->f32 : result->bf16;
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return engine->EndSummon(false, 0);
+}
+
+// Trains two steps. `counts` receives what NCCL did in the second on rank 0.
+Result Train(const std::string& device, const Sums& sums, Counts* counts,
+             const testing::fake_nccl::Options& options = {}) {
+  const FakeNccl fake(Gpus(sums.ranks), options);
+  const auto plan = PlanOf(sums);
+  Result result;
+  result.moved.resize(static_cast<size_t>(sums.ranks));
+  RunThreadRanks(
+      sums.ranks,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        const auto engine = MakeEngineOn(device, plan, comm);
+        ASSERT_OK(engine);
+        if (device != "cpu") {
+          const CollectivesMemory used = (*engine)->collectives_memory();
+          const CollectivesMemory planned =
+              CollectivesMemoryOf(*plan, Transport::kNccl);
+          EXPECT_EQ(used.device_bytes, planned.device_bytes);
+          EXPECT_EQ(used.host_bytes, planned.host_bytes);
+          EXPECT_EQ(used.host_bytes, 0u);
+        }
+        // The making of an engine broadcasts NCCL's identifiers.
+        const MovedCounts made = CountMoved(*comm);
+        ASSERT_OK(Fill(engine->get()));
+        const testing::fake_nccl::Target me = {.rank = comm->rank()};
+        Counts before;
+        for (int step = 1; step <= 2; ++step) {
+          ASSERT_OK((*engine)->Synchronize(0));
+          before = testing::fake_nccl::Count(me);
+          StepReport report;
+          ASSERT_OK(
+              TrainOnce(engine->get(), comm->rank(),
+                        sums.clips ? cuda_training::Clipped() : StepOptions(),
+                        sums.clips ? &report : nullptr));
+          if (comm->rank() == 0) result.norms.push_back(report.grad_norm);
+        }
+        ASSERT_OK((*engine)->Synchronize(0));
+        Counts after = testing::fake_nccl::Count(me);
+        if (comm->rank() == 0) {
+          counts->launches = after.launches - before.launches;
+          for (const auto& [symbol, count] : after.calls) {
+            counts->calls[symbol] = count - before.Calls(symbol);
+          }
+        }
+        Result read;
+        ASSERT_OK(ReadParams(engine->get(), &read));
+        result.moved[static_cast<size_t>(comm->rank())] =
+            TextSince(made, CountMoved(*comm));
+        if (comm->rank() == 0) {
+          result.f32 = read.f32;
+          result.bf16 = read.bf16;
+        }
+      },
+      30, "direct=0");
+  return result;
+}
+
+double Difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double most = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    most = std::max(most, std::abs(static_cast<double>(a[i]) - b[i]));
+  }
+  return most;
+}
+
+// The same operations move the same bytes, whoever moves them.
+void ExpectSameMoved(const Result& gpus, const Result& cpus) {
+  ASSERT_EQ(gpus.moved.size(), cpus.moved.size());
+  for (size_t rank = 0; rank < gpus.moved.size(); ++rank) {
+    EXPECT_NE(gpus.moved[rank], "");
+    EXPECT_EQ(gpus.moved[rank], cpus.moved[rank]) << "rank " << rank;
+  }
+}
+
+class NcclSumsTest : public ::testing::TestWithParam<Sums> {};
+
+// The sums of f32 gradients are NCCL's, all others are those of ranks on
+// processors.
+TEST_P(NcclSumsTest, HaveTheBitsAndTheCallsOfTheirOrder) {
+  const Sums& sums = GetParam();
+  Counts counts;
+  const Result gpus = Train("cuda", sums, &counts);
+  ASSERT_EQ(gpus.f32.size(), 3000u * kUnits);
+  Counts none;
+  const Result cpus = Train("cpu", sums, &none);
+  ASSERT_EQ(cpus.f32.size(), gpus.f32.size());
+  ExpectSameMoved(gpus, cpus);
+  // The thread sanitizer's configuration has no fused multiply-add on the CPU.
+  if (SHARD_TESTS_THREAD_SANITIZER == 0) {
+    EXPECT_TRUE(gpus.bf16 == cpus.bf16);
+    // The sum of two ranks is the same in either order.
+    const bool same =
+        sums.deterministic || sums.group_size > 0 || sums.ranks == 2;
+    EXPECT_EQ(gpus.f32 == cpus.f32, same);
+  }
+  EXPECT_LT(Difference(gpus.f32, cpus.f32), 1e-4);
+
+  const bool two_levels = sums.group_size > 0 && !sums.deterministic;
+  const uint64_t levels = two_levels ? 2 : 1;
+  // Those of one level.
+  const uint64_t peers = two_levels ? 1 : static_cast<uint64_t>(sums.ranks - 1);
+  const uint64_t by_nccl = sums.deterministic ? 0 : 1;
+  EXPECT_EQ(counts.Calls("ncclReduceScatter"), by_nccl * kUnits * levels);
+  EXPECT_EQ(counts.Calls("ncclSend"), (2 - by_nccl) * kUnits * levels * peers);
+  EXPECT_EQ(counts.Calls("ncclRecv"), counts.Calls("ncclSend"));
+  // The collectives of a unit are one launch for each level; those that publish
+  // a buffer come with its update.
+  const bool publishes = sums.stage < 3 || sums.group_size > 0;
+  const bool gathers = sums.stage == 3;
+  EXPECT_EQ(counts.Calls("ncclAllGather"),
+            2u * kUnits * ((publishes ? 1 : 0) + (gathers ? 1 : 0)));
+  EXPECT_EQ(counts.launches,
+            kUnits * (levels + (publishes ? 2 : 0) + (gathers ? 1 : 0)));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Forms, NcclSumsTest,
+    ::testing::Values(Sums{1}, Sums{2}, Sums{3}, Sums{3, 2}, Sums{1, 0, true},
+                      Sums{2, 0, true}, Sums{3, 0, true}, Sums{3, 2, true},
+                      Sums{1, 0, false, 2}, Sums{2, 0, false, 3},
+                      Sums{3, 0, false, 2}, Sums{3, 0, false, 3}),
+    [](const auto& info) { return info.param.Name(); });
+
+class NcclClippingTest : public ::testing::TestWithParam<Sums> {};
+
+// Norms pass through NCCL, and a clipped step has the bits of processors.
+TEST_P(NcclClippingTest, HasTheBitsOfProcessors) {
+  const Sums& sums = GetParam();
+  Counts counts;
+  const Result gpus = Train("cuda", sums, &counts);
+  ASSERT_EQ(gpus.f32.size(), 3000u * kUnits);
+  EXPECT_GT(counts.Calls("ncclSend"), 0u);
+  EXPECT_EQ(counts.Calls("ncclReduceScatter"), 0u);
+  Counts none;
+  const Result cpus = Train("cpu", sums, &none);
+  ExpectSameMoved(gpus, cpus);
+  ASSERT_EQ(gpus.norms.size(), 2u);
+  // The clipping does something.
+  EXPECT_GT(gpus.norms[0], 1);
+  EXPECT_EQ(gpus.norms, cpus.norms);
+  // As above.
+  if (SHARD_TESTS_THREAD_SANITIZER == 0) {
+    EXPECT_TRUE(gpus.f32 == cpus.f32);
+    EXPECT_TRUE(gpus.bf16 == cpus.bf16);
+  }
+}
+
+// Four ranks take the same paths as three, but for groups.
+INSTANTIATE_TEST_SUITE_P(
+    Forms, NcclClippingTest,
+    ::testing::Values(Sums{0, 0, true, 2, true}, Sums{0, 0, true, 3, true},
+                      Sums{1, 0, true, 2, true}, Sums{1, 0, true, 3, true},
+                      Sums{2, 0, true, 2, true}, Sums{2, 0, true, 3, true},
+                      Sums{3, 0, true, 2, true}, Sums{3, 0, true, 3, true},
+                      Sums{3, 2, true, 4, true}),
+    [](const auto& info) { return info.param.Name(); });
+
+// An NCCL that registers nothing moves and adds the same.
+TEST(NcclMemoryTest, RegisteredMemoryHasTheSameBits) {
+  for (const Sums& sums : {Sums{1}, Sums{3, 2}}) {
+    SCOPED_TRACE(StrCat("stage ", sums.stage));
+    Counts counts;
+    const Result registered = Train("cuda", sums, &counts);
+    EXPECT_GT(testing::fake_nccl::Count().Calls("ncclCommRegister"), 0u);
+    const Result plain = Train("cuda", sums, &counts, {.version = 21805});
+    EXPECT_EQ(testing::fake_nccl::Count().Calls("ncclMemAlloc"), 0u);
+    ASSERT_EQ(registered.f32.size(), 3000u * kUnits);
+    EXPECT_TRUE(registered.f32 == plain.f32);
+    EXPECT_TRUE(registered.bf16 == plain.bf16);
+  }
+}
+
+}  // namespace
+}  // namespace shard::nccl_sums_test
