@@ -108,14 +108,18 @@ class Tensor:
         return new(ctypes.addressof(tensor), b"dltensor", None)
 
 
-def train(comm, stage, device):
+def train(comm, stage, device, deterministic=0):
     """Returns this rank's state after three steps."""
     model = shard.Model("Net")
     weight = model.add_param(0, "weight", DType.F32, [1000])
-    plan = shard.Plan(model, world_size=2, stage=stage, optimizer="adamw?lr=0.1")
+    plan = shard.Plan(model, world_size=2, stage=stage, optimizer="adamw?lr=0.1",
+                      deterministic=deterministic)
     with shard.Engine(plan, comm, device=device) as engine:
         kind = "cuda:" if engine.device[0] == 2 else "cpu"
-        assert device in (f"{kind}{engine.device[1]}", "cpu"), engine.device
+        assert device.partition("?")[0] in (f"{kind}{engine.device[1]}",
+                                            "cpu"), engine.device
+        assert device.endswith("collectives=nccl") == (
+            engine.json().get("transport", "").startswith("nccl ")), engine.json()
         if comm.rank == 0:
             engine.set_param(weight, numpy.arange(1000) / 100)
         engine.broadcast_params()
@@ -328,6 +332,19 @@ class GpuTest(SdkTest):
                 on_cpu = run_ranks(2, lambda comm: train(comm, stage, "cpu"),
                                    "&direct=0")
                 self.assertEqual(on_gpus, on_cpu)
+
+    def test_ranks_train_by_nccl(self):
+        for stage in range(4):
+            with self.subTest(stage=stage):
+                by_nccl = run_ranks(2, lambda comm: train(
+                    comm, stage, f"cuda:{comm.rank}?collectives=nccl",
+                    deterministic=1))
+                on_cpu = run_ranks(2, lambda comm: train(
+                    comm, stage, "cpu", deterministic=1))
+                self.assertEqual(by_nccl, on_cpu)
+                if stage > 0:
+                    # Each rank has a part of its own of the states.
+                    self.assertNotEqual(by_nccl[0], by_nccl[1])
 
     def test_memory_is_what_was_planned(self):
         def work(comm, stage):

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs the tests of the Python package on a GPU, with the fake of CUDA's driver.
+# Runs the tests of the Python package on a GPU, with the fakes of CUDA's driver
+# and of NCCL.
 
 set -euo pipefail
 
-export LD_LIBRARY_PATH="$PWD/api:$PWD/tests/fake_cuda" SHARD_FAKE_CUDA_STRICT=1
+export LD_LIBRARY_PATH="$PWD/api:$PWD/tests/fake_cuda:$PWD/tests/fake_nccl"
+export SHARD_FAKE_CUDA_STRICT=1 SHARD_FAKE_NCCL_STRICT=1
 export PYTHONPATH="$PWD/sdk/python:$PWD/tests/sdk/python"
 export PYTHONDONTWRITEBYTECODE=1 PYTHONWARNINGS=error::ResourceWarning
 exec /usr/bin/python3 -X faulthandler tests/sdk/python/gpu_on_fake.py
