@@ -155,7 +155,6 @@ void NcclCollectives::Flush(Stream* stream) {
   stream->Native(tag,
                  [watchdog, comms = parts_.comms, launch = std::move(launch),
                   name = std::move(name), check, end](void* native) {
-                   if (end != nullptr) end->SetCalling(true);
                    const Status given = comms->Enqueue(
                        name, launch.set,
                        [&](const NcclApi& api, NcclComm comm) {
@@ -165,8 +164,7 @@ void NcclCollectives::Flush(Stream* stream) {
                          }
                          return chain.result();
                        },
-                       check());
-                   if (end != nullptr) end->SetCalling(false);
+                       check(), end == nullptr ? nullptr : end->calling());
                    if (!given.ok()) watchdog->Report(given);
                    return given;
                  });

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -20,6 +22,22 @@
 namespace shard::nccl {
 
 namespace {
+
+// Sets a flag, where one is given, as long as this lives.
+class SetWhile {
+ public:
+  explicit SetWhile(std::atomic<bool>* flag) : flag_(flag) {
+    if (flag_ != nullptr) *flag_ = true;
+  }
+  ~SetWhile() {
+    if (flag_ != nullptr) *flag_ = false;
+  }
+  SetWhile(const SetWhile&) = delete;
+  SetWhile& operator=(const SetWhile&) = delete;
+
+ private:
+  std::atomic<bool>* const flag_;
+};
 
 constexpr std::string_view kOpen = "open NCCL's communicators";
 constexpr std::string_view kEnd = "end NCCL's communicators";
@@ -147,6 +165,7 @@ Status RankComms::Split(const RankSet& set, const Check& check) {
       parent.comm, set.first, set.IndexOf(rank_), &made->comm, &config);
   SHARD_RETURN_IF_ERROR(Await("ncclCommSplit", result, parent, check, &lock));
   made->is_made = true;
+  lock.unlock();
   lock = std::unique_lock<std::mutex>(made->mutex);
   return Await("ncclCommSplit", NcclResult::kInProgress, *made, check, &lock);
 }
@@ -208,11 +227,13 @@ RankComms::Opened* RankComms::Find(const RankSet& set) const {
 }
 
 Status RankComms::Enqueue(std::string_view what, const RankSet& set,
-                          const Calls& calls, const Check& check) {
+                          const Calls& calls, const Check& check,
+                          std::atomic<bool>* calling) {
   Opened& opened = *Find(set);
   std::unique_lock<std::mutex> lock(opened.mutex, std::defer_lock);
   SHARD_RETURN_IF_ERROR(Lock(what, check, &lock));
   const NcclComm comm = opened.comm;
+  std::optional<SetWhile> in_call(calling);
   NcclResult result = api_.GroupStart();
   if (result != NcclResult::kSuccess) {
     return ToStatus(result, "ncclGroupStart", comm);
@@ -220,6 +241,7 @@ Status RankComms::Enqueue(std::string_view what, const RankSet& set,
   const NcclResult called = calls(api_, comm);
   // The group ends whatever its calls have returned: the thread is in it.
   result = api_.GroupEnd();
+  in_call.reset();
   if (called != NcclResult::kSuccess && called != NcclResult::kInProgress) {
     return ToStatus(called, what, comm);
   }
@@ -313,13 +335,12 @@ Status RankComms::State::AbortAll() {
   for (size_t i = 0; i < made.size(); ++i) {
     if (tried[i] == 0) aborted[i] = AbortOne(made[i]);
   }
-  SHARD_RETURN_IF_ERROR(threads);
   // The first has waited for a split that went on, which then gave a handle.
   for (size_t i = 0; i < others.size(); ++i) {
     aborted[made.size() + i] = AbortOne(others[i]);
   }
   for (const Status& status : aborted) SHARD_RETURN_IF_ERROR(status);
-  return Status();
+  return threads;
 }
 
 bool RankComms::Abort(double seconds) noexcept {

@@ -77,10 +77,11 @@ class RankComms {
   int world_size() const { return world_size_; }
 
   // Makes `calls`, in one group, on the communicator of a set, and waits until
-  // NCCL has enqueued them. `what` names them in errors. REQUIRES: the context
-  // is current; the set was opened.
+  // NCCL has enqueued them. `what` names them in errors. `calling`: is set
+  // while a call of NCCL has not returned, or null. REQUIRES: the context is
+  // current; the set was opened.
   Status Enqueue(std::string_view what, const RankSet& set, const Calls& calls,
-                 const Check& check);
+                 const Check& check, std::atomic<bool>* calling = nullptr);
 
   // Returns an error that a communicator has met on the device or in the
   // network. Does not wait for calls that other threads make, but passes their

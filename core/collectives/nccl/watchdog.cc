@@ -214,7 +214,7 @@ std::string Watchdog::Shared::QueuedBehind(uint64_t number_watch) {
     std::copy_if(watched.begin(), watched.end(), std::back_inserter(behind),
                  [&](const Watched& it) { return it.watch > number_watch; });
   }
-  // Those of other streams may have ended.
+  // Work of other streams may have ended.
   std::erase_if(behind, [](const Watched& it) { return it.end->IsDone(); });
   std::string text;
   for (size_t i = 0; i < std::min(behind.size(), kMost); ++i) {
@@ -239,13 +239,13 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
   Pause pause = PauseOfWatch();
   const auto find_error = [&]() -> Status {
     const Deadline never = Deadline::After(shared->timeout);
-    // Of another rank it is told as it is, whatever this one is at.
+    // The error of another rank is told as it is, whatever this one is at.
     SHARD_RETURN_IF_ERROR(
         shared->notices->Check(work.number, work.name, never));
     const Status late = shared->Check(work.number, work.watch, work.name,
                                       deadline.value_or(never));
     if (late.code() == StatusCode::kDeadlineExceeded && late.rank() < 0 &&
-        (!work.end->IsSet() || work.end->IsCalling())) {
+        work.end->IsCalling()) {
       const int rank = shared->comms->rank();
       return Status(late.code(),
                     StrCat("'", work.name, "': a call of NCCL on rank ", rank,

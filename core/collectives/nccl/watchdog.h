@@ -93,19 +93,15 @@ class Watchdog {
       const std::lock_guard<std::mutex> lock(mutex_);
       return event_ && event_->IsDone();
     }
-    bool IsSet() const {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      return event_.has_value();
-    }
-    // While NCCL's calls for them are made. Behind queued work a thread of the
-    // stream makes these, after Set.
-    void SetCalling(bool is_calling) { is_calling_ = is_calling; }
-    bool IsCalling() const { return is_calling_; }
+    // For RankComms::Enqueue. Behind queued work a thread of the stream makes
+    // NCCL's calls, after Set.
+    std::atomic<bool>* calling() { return &calling_; }
+    bool IsCalling() const { return calling_; }
 
    private:
     mutable std::mutex mutex_;
     std::optional<Event> event_;  // GUARDED_BY(mutex_)
-    std::atomic<bool> is_calling_ = false;
+    std::atomic<bool> calling_ = false;
   };
 
   // Watches the collectives that were announced last, which errors call `name`,
