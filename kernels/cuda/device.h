@@ -151,6 +151,8 @@ SHARD_DEVICE void OnEachWarpThenOnce([[maybe_unused]] const Launch& launch,
 // call this; T is trivially copyable.
 template <class T>
 SHARD_DEVICE const T& BlockCopy(const T* from) {
+  static_assert(sizeof(T) % sizeof(uint64_t) == 0 &&
+                alignof(T) <= alignof(uint64_t));
 #ifdef __CUDACC__
   __shared__ uint64_t copy[sizeof(T) / sizeof(uint64_t)];
   const auto* const words = reinterpret_cast<const uint64_t*>(from);

@@ -91,8 +91,9 @@ Status Stepper::Run(const StepInput& input, bool meets,
   latch_.Download(deps_.compute);
   // The streams of one rank have nothing to do beside updates, which then are
   // one launch.
-  const bool at_once =
-      !begun_ && deps_.comm->world_size() == 1 && !deps_.compute->IsInline();
+  const bool at_once = !begun_ && deps_.comm->world_size() == 1 &&
+                       !deps_.compute->IsInline() &&
+                       deps_.device->offload() == nullptr;
   SHARD_RETURN_IF_ERROR(at_once ? EnqueueUpdateOfAll(reduced, deadline, report)
                                 : EnqueueUpdates(reduced, deadline, report));
   begun_ = false;

@@ -64,8 +64,9 @@ Status StepCoordinator::ZeroGrad(const Deadline& deadline) {
         "zero_grad after begin_step, with gradients that were ready and may be "
         "applied already: step first");
   }
-  // Outside a capture the error of a stream is final.
-  if (captures()) SHARD_RETURN_IF_ERROR(runtime_->CaptureError());
+  // Outside a capture the error of a stream is final. Before its step, ranks
+  // agree on it in the step, which all of them enter.
+  if (captures() && entered_) SHARD_RETURN_IF_ERROR(runtime_->CaptureError());
   SHARD_RETURN_IF_ERROR(runtime_->units().ClearGrads(deadline));
   return ZeroWholeGrads(deadline);
 }

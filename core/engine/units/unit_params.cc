@@ -2,6 +2,7 @@
 
 #include "core/engine/units/unit_params.h"
 
+#include <span>
 #include <utility>
 
 #include "core/base/dtype.h"
@@ -26,11 +27,15 @@ Status UnitParams::Acquire(int32_t unit, const Deadline& deadline) {
     order_.Record(unit);
     const int found = slots_.Find(unit);
     if (found < 0) {
-      // Where only slots of units gathered ahead are left, one of these is
+      // Where only slots of units gathered ahead are left, the last of these is
       // gathered again.
-      const int slot = slots_.Choose(unit, order_.Next());
-      SHARD_RETURN_IF_ERROR(
-          Gather(unit, slot >= 0 ? slot : slots_.Choose(unit)));
+      std::span<const int32_t> keep = order_.Next();
+      int slot = slots_.Choose(unit, keep);
+      while (slot < 0 && !keep.empty()) {
+        keep = keep.first(keep.size() - 1);
+        slot = slots_.Choose(unit, keep);
+      }
+      SHARD_RETURN_IF_ERROR(Gather(unit, slot));
     } else {
       slots_.Take(unit, found);
     }
@@ -71,10 +76,12 @@ Status UnitParams::Gather(int32_t unit, int slot) {
 }
 
 Status UnitParams::Prefetch() {
-  for (const int32_t next : order_.Next()) {
+  const std::span<const int32_t> expected = order_.Next();
+  for (const int32_t next : expected) {
     if (slots_.Find(next) >= 0) continue;
-    const int slot = slots_.Choose(next, order_.Next());
-    if (slot < 0) return Status();
+    const int slot = slots_.Choose(next, expected);
+    // A unit after it may be at another depth.
+    if (slot < 0) continue;
     SHARD_RETURN_IF_ERROR(Gather(next, slot));
     // The unit is gathered, but not acquired yet.
     slots_.Release(next);

@@ -270,7 +270,7 @@ TEST_P(NcclSumsTest, HaveTheBitsAndTheCallsOfTheirOrder) {
 
   const bool two_levels = sums.group_size > 0 && !sums.deterministic;
   const uint64_t levels = two_levels ? 2 : 1;
-  // Those of one level.
+  // The peers of one level.
   const uint64_t peers = two_levels ? 1 : static_cast<uint64_t>(sums.ranks - 1);
   const uint64_t by_nccl = sums.deterministic ? 0 : 1;
   EXPECT_EQ(counts.Calls("ncclReduceScatter"), by_nccl * kUnits * levels);

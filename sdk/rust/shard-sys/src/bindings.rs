@@ -1214,9 +1214,9 @@ extern "C" {
     /// Ends a capture of this engine's work; call it before cudaStreamEndCapture.
     /// Errors: the first of the work that was captured; FAILED_PRECONDITION without
     /// shard_engine_capture_begin, and where the host's capture has ended before or
-    /// is invalid. What was captured is then of no use. Where several ranks have
-    /// captured a step, COLLECTIVE, blocks: an error of one is that of all. Else
-    /// local.
+    /// is invalid. What was captured is then of no use. After a captured step that
+    /// several ranks have entered, COLLECTIVE, blocks: an error of one is that of
+    /// all. Else, and after a step that a rank refused, local.
     #[must_use]
     pub fn shard_engine_capture_end(engine: *mut shard_engine) -> *mut shard_error;
 }
