@@ -16,6 +16,7 @@ void Scheduler::Reset(const Options& options,
   Drop();
   AwaitRunning(lock);
   streams_.clear();
+  retired_.clear();
   host_ = Clock();
   next_id_ = Clock::kHost + 1;
   pause_at_.reset();
@@ -30,13 +31,24 @@ void Scheduler::Reset(const Options& options,
 std::shared_ptr<Stream> Scheduler::AddStream(uint64_t context, int device,
                                              bool legacy, bool blocking) {
   const auto stream = std::make_shared<Stream>();
-  stream->id = next_id_++;
+  stream->id = NextId();
   stream->context = context;
   stream->device = device;
   stream->is_legacy = legacy;
   stream->is_blocking = blocking;
   streams_.push_back(stream);
   return stream;
+}
+
+size_t Scheduler::NextId() {
+  const auto known =
+      std::find_if(retired_.begin(), retired_.end(), [&](const auto& it) {
+        return it->last == nullptr || host_.Has(it->id, it->last->actor.number);
+      });
+  if (known == retired_.end()) return next_id_++;
+  const size_t id = (*known)->id;
+  retired_.erase(known);
+  return id;
 }
 
 void Scheduler::Destroy(Stream* stream) {
@@ -52,9 +64,12 @@ void Scheduler::Destroy(Stream* stream) {
 }
 
 void Scheduler::RemoveDestroyed() {
-  std::erase_if(streams_, [](const auto& it) {
-    return it->is_destroyed && it->pending.empty();
-  });
+  const auto ended = std::stable_partition(
+      streams_.begin(), streams_.end(), [this](const auto& it) {
+        return !it->is_destroyed || !it->pending.empty() || it == running_;
+      });
+  retired_.insert(retired_.end(), ended, streams_.end());
+  streams_.erase(ended, streams_.end());
 }
 
 std::shared_ptr<Operation> Scheduler::Enqueue(
@@ -134,7 +149,6 @@ void Scheduler::Drain(uint64_t context, std::unique_lock<std::mutex>* lock) {
     Need(stream.last);
   };
   for (const auto& it : streams_) add(*it);
-  if (running_ != nullptr) add(*running_);  // It may be destroyed.
   const uint64_t drops = num_drops_;
   done_.wait(*lock, [&] {
     return std::all_of(awaited.begin(), awaited.end(),
@@ -256,10 +270,6 @@ bool Scheduler::Run(Operation* operation, std::unique_lock<std::mutex>* lock) {
 
 void Scheduler::PutBack(std::shared_ptr<Operation> operation) {
   running_->pending.push_front(std::move(operation));
-  // A stream without work may have been destroyed in between.
-  if (std::find(streams_.begin(), streams_.end(), running_) == streams_.end()) {
-    streams_.push_back(running_);
-  }
   running_ = nullptr;
   done_.notify_all();
 }

@@ -112,6 +112,10 @@ class Scheduler {
 
  private:
   bool is_paused() const { return pause_at_ && num_run_ >= *pause_at_; }
+  // Returns the place of a new stream in clocks: that of one that was destroyed
+  // where the host knows all of its work, and so all that the host will enqueue
+  // comes after it. Numbers of operations go on.
+  size_t NextId();
   void Loop();
   void RemoveDestroyed();
   // Runs an operation, or attempts it. Returns whether it has ended.
@@ -137,6 +141,7 @@ class Scheduler {
   std::mt19937_64 random_;
   Clock host_;
   size_t next_id_ = Clock::kHost + 1;
+  std::vector<std::shared_ptr<Stream>> retired_;  // Whose place may be free.
   std::vector<std::shared_ptr<Stream>> streams_;  // With work, or alive.
   // The stream of the operation that runs.
   std::shared_ptr<Stream> running_;

@@ -116,6 +116,29 @@ TEST_F(StreamsTest, TheLegacyStreamWaitsForADestroyedStream) {
   EXPECT_EQ(Read(memory, nullptr), 2);
 }
 
+// Its place in the clocks is free only once the host knows of its work.
+TEST_F(StreamsTest, AStreamComesAfterADestroyedOneOnlyIfTheHostDoes) {
+  for (const bool knows : {false, true}) {
+    SCOPED_TRACE(knows);
+    const CuPointer memory = MakeMemory();
+    CuStream first = nullptr;
+    EXPECT_CU(api_.StreamCreate(&first, 0));
+    Set(memory, 1, first);
+    if (knows) {
+      Synchronize(first);
+    } else {
+      RunAll();
+    }
+    EXPECT_CU(api_.StreamDestroy(first));
+    const CuStream second = MakeStream();
+    Set(memory, 2, second);
+    RunAll();
+    EXPECT_EQ(Violations().size(), knows ? 0u : 1u);
+    ClearViolations();
+    Synchronize(second);
+  }
+}
+
 TEST_F(StreamsTest, AnEventThatWasNotRecordedHoldsNothingBack) {
   const CuStream stream = MakeStream();
   const CuEvent event = MakeEvent();
