@@ -103,7 +103,7 @@ class RankComms {
   // In a child of fork it does nothing.
   void Free(std::byte* memory) noexcept;
   // Logs to `observer`, until another one is set, or null, that memory is not
-  // freed: the first time alone.
+  // freed: the first time alone. In a child of fork it does nothing.
   void SetObserver(Observer* observer);
   // Returns the bytes of Allocate that are not freed yet.
   size_t registered_bytes() const { return memory_.bytes(); }
