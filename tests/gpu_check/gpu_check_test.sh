@@ -64,7 +64,7 @@ done
 # Every optimizer that GPUs have in five combinations of dtypes, and more.
 grep -qE "^bits +passed +16[0-9] of 16[0-9] checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
-grep -qE "^nccl +passed +15 of 15 checks" "$TEST_TMPDIR/out" ||
+grep -qE "^nccl +passed +19 of 19 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 grep -qE "^graphs +passed +4 of 4 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The part of NCCL, of which a machine with one GPU has one rank: libshard's
-// calls and how they end, replays of a captured call, memory that is
-// registered, and the abort of a call behind a stream that is stuck.
+// calls, alone and in a group, and how they end, replays of a captured call and
+// of a captured group, sums of floats, memory that is registered, and the abort
+// of a call behind a stream that is stuck.
 //
 //   gpu_check_nccl nccl [--device cuda:0] [--elements N]
 //
@@ -17,6 +18,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -192,9 +194,41 @@ void CheckCalls(Gpu* gpu, Buffers* buffers, OneRank* rank, Report* report) {
   report->Check("no error afterwards", status.ok(), status.message());
 }
 
+// Several calls of one group, each of which moves a part of the buffers.
+RankComms::Calls GroupOf(const Buffers& buffers, void* stream) {
+  std::byte* const send = buffers.send();
+  std::byte* const recv = buffers.recv();
+  const size_t part = buffers.bytes() / 4;
+  const size_t rest = buffers.bytes() - 3 * part;
+  return [=](const NcclApi& api, NcclComm comm) {
+    constexpr NcclType kByte = NcclType::kInt8;
+    return std::max({
+        api.AllGather(send, recv, part, kByte, comm, stream),
+        api.Broadcast(send + part, recv + part, part, kByte, 0, comm, stream),
+        api.ReduceScatter(send + 2 * part, recv + 2 * part, part, kByte,
+                          NcclOp::kSum, comm, stream),
+        api.Send(send + 3 * part, rest, kByte, 0, comm, stream),
+        api.Recv(recv + 3 * part, rest, kByte, 0, comm, stream),
+    });
+  };
+}
+
+void CheckGroup(Gpu* gpu, Buffers* buffers, OneRank* rank, Report* report) {
+  Try(
+      "a group of calls",
+      [&] {
+        buffers->Write(42);
+        Require(rank->Enqueue("a group", GroupOf(*buffers, gpu->stream())));
+        if (!buffers->Came()) throw std::runtime_error("other bytes came");
+      },
+      report);
+}
+
 // Each replay sends what is in the memory then.
 void CheckReplays(Gpu* gpu, Buffers* buffers, OneRank* rank, Report* report) {
-  for (const Call& call : CallsOf(*buffers, gpu->stream())) {
+  std::vector<Call> calls = CallsOf(*buffers, gpu->stream());
+  calls.push_back({"a group", GroupOf(*buffers, gpu->stream())});
+  for (const Call& call : calls) {
     const std::string name = StrCat(kReplays, " replays of ", call.name);
     buffers->Write(0);
     gpu->BeginCapture();
@@ -211,6 +245,45 @@ void CheckReplays(Gpu* gpu, Buffers* buffers, OneRank* rank, Report* report) {
       if (!buffers->Came()) ++wrong;
     }
     report->Check(name, wrong == 0, StrCat(wrong, " of them are wrong"));
+  }
+}
+
+// The sums of one rank's floats are the floats, bit by bit: also in place,
+// where a block of gradients is summed.
+void CheckSums(Gpu* gpu, size_t bytes, OneRank* rank, Report* report) {
+  const size_t count = std::max<size_t>(1, bytes / sizeof(float));
+  std::vector<float> expected(count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto number = static_cast<float>(i % 65521);
+    expected[i] = (i % 2 == 0 ? 1e-3F : -1e4F) * (number + 0.1F);
+  }
+  for (const bool in_place : {false, true}) {
+    Try(
+        in_place ? "sums of floats in place" : "sums of floats",
+        [&] {
+          Buffers buffers(gpu, count * sizeof(float));
+          std::byte* const recv = in_place ? buffers.send() : buffers.recv();
+          gpu->FillZeros(buffers.recv(), buffers.bytes());
+          gpu->Copy(buffers.send(), expected.data(), buffers.bytes());
+          Require(rank->Enqueue(
+              "ncclReduceScatter", [&](const NcclApi& api, NcclComm comm) {
+                return api.ReduceScatter(buffers.send(), recv, count,
+                                         NcclType::kFloat32, NcclOp::kSum, comm,
+                                         gpu->stream());
+              }));
+          std::vector<float> sums(count);
+          gpu->Copy(sums.data(), recv, buffers.bytes());
+          gpu->Finish();
+          const auto differs = [](float sum, float value) {
+            return std::memcmp(&sum, &value, sizeof(sum)) != 0;
+          };
+          for (size_t i = 0; i < count; ++i) {
+            if (!differs(sums[i], expected[i])) continue;
+            throw std::runtime_error(
+                StrCat("element ", i, " is ", sums[i], ", not ", expected[i]));
+          }
+        },
+        report);
   }
 }
 
@@ -377,6 +450,8 @@ void Run(const std::string& device, std::int64_t elements, Report* report) {
     CheckCalls(&gpu, &buffers, &rank, report);
     // Small: each replay has other values.
     Buffers small(&gpu, std::min(bytes, size_t{1} << 16));
+    CheckGroup(&gpu, &buffers, &rank, report);
+    CheckSums(&gpu, bytes, &rank, report);
     CheckReplays(&gpu, &small, &rank, report);
   }
   Try(

@@ -54,6 +54,8 @@ class NcclCollectives final : public Collectives {
   };
 
   explicit NcclCollectives(Parts parts) : parts_(std::move(parts)) {}
+  // Memory may outlive the observer.
+  ~NcclCollectives() override { parts_.comms->SetObserver(nullptr); }
 
   std::string transport() const override;
   SumOrder order(DType dtype) const override {

@@ -118,6 +118,7 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
                                  sets, deadline));
   NcclCollectives::Parts parts;
   parts.comms = std::move(made);
+  parts.comms->SetObserver(control->observer());
   parts.sets.assign(sets.begin(), sets.end());
   parts.observer = control->observer();
   parts.order = options.order;

@@ -232,6 +232,10 @@ Status RankComms::Enqueue(std::string_view what, const RankSet& set,
   Opened& opened = *Find(set);
   std::unique_lock<std::mutex> lock(opened.mutex, std::defer_lock);
   SHARD_RETURN_IF_ERROR(Lock(what, check, &lock));
+  // NCCL refuses calls while another one is in progress: that of another
+  // stream, between its polls, or one that was given up.
+  SHARD_RETURN_IF_ERROR(
+      Await(what, NcclResult::kInProgress, opened, check, &lock));
   const NcclComm comm = opened.comm;
   std::optional<SetWhile> in_call(calling);
   NcclResult result = api_.GroupStart();
@@ -281,15 +285,38 @@ void RankComms::Free(std::byte* memory) noexcept {
   if (::getpid() != owner_ || state_->context->is_abandoned()) return;
   try {
     const cuda::Context::Current current(*state_->context);
-    memory_.Free(memory);
+    const Status freed = memory_.Free(memory);
+    // After an abort it is freed with the communicators, as it is to be.
+    if (!freed.ok() && !has_ended()) LogUnfreed(freed);
   } catch (...) {  // NOLINT: out of memory
   }
+}
+
+void RankComms::SetObserver(Observer* observer) {
+  // There the mutex may be held for ever.
+  if (::getpid() != owner_) return;
+  const std::lock_guard<std::mutex> lock(observer_mutex_);
+  observer_ = observer;
+}
+
+void RankComms::LogUnfreed(const Status& why) noexcept {
+  const std::lock_guard<std::mutex> lock(observer_mutex_);
+  if (observer_ == nullptr || std::exchange(has_logged_unfreed_, true)) return;
+  observer_->Log(EventId::kTransport, "rank ", rank_, ": memory of ",
+                 context().name(),
+                 " that is registered with NCCL is freed only with NCCL's "
+                 "communicators, since it is not deregistered: ",
+                 why.message());
 }
 
 RankComms::~RankComms() {
   if (::getpid() != owner_) return;
   if (!Finalize()) Abort();
   if (state_->context->is_abandoned()) return;
+  // Where an abort has failed, a kernel of NCCL may still write the memory that
+  // is registered with its communicator, which is all memory. Whoever got it
+  // next would find NCCL's bytes in it.
+  if (!state_->AllHaveEnded()) return;
   const cuda::Context::Current current(*state_->context);
   memory_.FreeRest();
 }
@@ -300,13 +327,24 @@ Status RankComms::State::AbortOne(Opened* opened) const {
     // A call that another thread makes is not disturbed.
     const std::lock_guard<std::mutex> lock(opened->mutex);
     comm = std::exchange(opened->comm, nullptr);
+    // NCCL has made nothing, or it was aborted.
+    if (comm == nullptr) return Status();
+    opened->is_left = true;
   }
-  // NCCL has made nothing, or it was aborted.
-  if (comm == nullptr) return Status();
-  return context->Run([&] {
+  SHARD_RETURN_IF_ERROR(context->Run([&] {
     const NcclResult result = library.api.CommAbort(comm);
     if (result == NcclResult::kSuccess) return Status();
     return Internal("ncclCommAbort: ", static_cast<int>(result));
+  }));
+  const std::lock_guard<std::mutex> lock(opened->mutex);
+  opened->is_left = false;
+  return Status();
+}
+
+bool RankComms::State::AllHaveEnded() const {
+  return std::all_of(comms.begin(), comms.end(), [](const auto& opened) {
+    const std::lock_guard<std::mutex> lock(opened->mutex);
+    return opened->comm == nullptr && !opened->is_left;
   });
 }
 

@@ -46,6 +46,7 @@
 #include "core/comm/notices.h"
 #include "core/comm/rank_set.h"
 #include "core/device/cuda/context.h"
+#include "core/observe/observer.h"
 
 namespace shard::nccl {
 
@@ -66,7 +67,8 @@ class RankComms {
       std::span<const RankSet> sets, const Deadline& deadline);
   // Ends the communicators. What was enqueued on them must have run, or been
   // aborted. Waits for the other ranks to do the same, for 2 s at most, but not
-  // for those of a family that has ended.
+  // for those of a family that has ended. Memory that is registered with a
+  // communicator that did not end is kept for good: NCCL may still write there.
   ~RankComms();
   RankComms(const RankComms&) = delete;
   RankComms& operator=(const RankComms&) = delete;
@@ -100,6 +102,9 @@ class RankComms {
   // communicators were aborted, or do not deregister it, it is freed with them.
   // In a child of fork it does nothing.
   void Free(std::byte* memory) noexcept;
+  // Logs to `observer`, until another one is set, or null, that memory is not
+  // freed: the first time alone. In a child of fork it does nothing.
+  void SetObserver(Observer* observer);
   // Returns the bytes of Allocate that are not freed yet.
   size_t registered_bytes() const { return memory_.bytes(); }
 
@@ -126,6 +131,8 @@ class RankComms {
     bool is_made = false;
     std::mutex mutex;         // Held during each call on `comm`.
     NcclComm comm = nullptr;  // GUARDED_BY(mutex); null once it has ended.
+    // Its abort has not ended it, or not yet. GUARDED_BY(mutex)
+    bool is_left = false;
   };
   // The first is that of all ranks.
   using Comms = std::vector<std::unique_ptr<Opened>>;
@@ -136,6 +143,8 @@ class RankComms {
     // Aborts all communicators, at once. REQUIRES: `ended`.
     Status AbortAll();
     Status AbortOne(Opened* opened) const;
+    // Returns whether all communicators have ended.
+    bool AllHaveEnded() const;
 
     const std::shared_ptr<cuda::Context> context;
     const NcclLibrary library;
@@ -160,6 +169,7 @@ class RankComms {
   // the communicator, held but between polls, and maybe not after an error.
   Status Await(std::string_view call, NcclResult result, const Opened& opened,
                const Check& check, std::unique_lock<std::mutex>* lock);
+  void LogUnfreed(const Status& why) noexcept;
   // Ends the communicators without an abort. Returns false where that takes too
   // long.
   bool Finalize() noexcept;
@@ -175,6 +185,9 @@ class RankComms {
   const int world_size_;
   const pid_t owner_;
   bool is_opened_ = false;  // All communicators, on this rank.
+  std::mutex observer_mutex_;
+  Observer* observer_ = nullptr;     // GUARDED_BY(observer_mutex_)
+  bool has_logged_unfreed_ = false;  // GUARDED_BY(observer_mutex_)
   RankMemory memory_;
 };
 

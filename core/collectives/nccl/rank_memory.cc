@@ -72,7 +72,7 @@ StatusOr<RankMemory::Allocated> RankMemory::Allocate(std::string_view what,
   };
   const Status status = finish();
   if (status.ok()) return made;
-  Free(made.data);
+  comms_->Free(made.data);
   return status.WithContext(what);
 }
 
@@ -114,23 +114,26 @@ Status RankMemory::Register(std::byte* memory, Registered* registered,
   return Status();
 }
 
-void RankMemory::Free(std::byte* memory) {
+Status RankMemory::Free(std::byte* memory) {
   Registered* registered = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     registered = &memory_.at(memory);
   }
   const auto check = [deadline = Deadline::After(kFreeSeconds)] {
-    return deadline.Expired() ? DeadlineExceeded("NCCL is at another call")
-                              : Status();
+    return deadline.Expired()
+               ? DeadlineExceeded("NCCL was at another call for ", kFreeSeconds,
+                                  " s")
+               : Status();
   };
-  if (!Deregister(registered, check).ok()) return;
+  SHARD_RETURN_IF_ERROR(Deregister(registered, check));
   bytes_ -= registered->bytes;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     memory_.erase(memory);
   }
   comms_->library().api.MemFree(memory);
+  return Status();
 }
 
 Status RankMemory::Deregister(Registered* registered, const Check& check) {

@@ -43,7 +43,8 @@ class RankMemory {
   // As RankComms's. REQUIRES: the context is current.
   StatusOr<Allocated> Allocate(std::string_view what, size_t bytes,
                                const Check& check);
-  void Free(std::byte* memory);
+  // Returns why the memory is left to FreeRest.
+  Status Free(std::byte* memory);
   // Frees what was not deregistered. REQUIRES: the context is current; the
   // communicators have ended.
   void FreeRest();

@@ -138,7 +138,7 @@ class Watchdog {
     uint64_t number = 0;
     uint64_t watch = 0;
     std::string name;
-    // Those that are watched, or will be, in order. GUARDED_BY(mutex)
+    // The watches that have not ended, in order. GUARDED_BY(mutex)
     std::deque<Watched> watched;
     // Set before the first work.
     const WorkQueue* queue = nullptr;

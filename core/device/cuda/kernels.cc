@@ -50,7 +50,7 @@ Status Kernels::LoadModule() {
   if (result != CuResult::kSuccess) {
     const Status status =
         context_->driver()->ToStatus(result, "cuModuleLoadData");
-    // What the driver says of no code differs with its version.
+    // The driver's error for a module without code differs with its version.
     if (shard_fatbin_kernels_fatbin_size == 0 &&
         status.code() != StatusCode::kResourceExhausted) {
       return BackendUnavailable(

@@ -5,12 +5,16 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <new>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "core/base/out_of_memory.h"
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/device/cuda/driver_api.h"
@@ -413,6 +417,43 @@ TEST(GraphRanksTest, AnErrorOfOneRanksStreamIsThatOfAllCaptures) {
   EXPECT_GT(launches, 10u);
   EXPECT_NE(streams.find("shard-compute"), std::string::npos);
   EXPECT_NE(streams.find("shard-comm"), std::string::npos);
+}
+
+// Memory runs out on one rank within the step. The border to C then ends the
+// group, and the other rank waits no longer.
+TEST(GraphRanksTest, AnExceptionInACapturedStepEndsTheOtherRanksAtOnce) {
+  static thread_local bool throws = false;
+  RunGraphRanks(
+      [&](Host* host, Communicator* comm) {
+        Engine* const engine = host->engine();
+        ASSERT_OK(host->CaptureWith([&]() -> Status {
+          SHARD_RETURN_IF_ERROR(engine->CaptureBegin());
+          throws = comm->rank() == 1;
+          const auto begin = std::chrono::steady_clock::now();
+          Status stepped;
+          try {
+            stepped = engine->Step(Clipped(), nullptr);
+          } catch (const std::bad_alloc&) {
+            EXPECT_EQ(comm->rank(), 1);
+            comm->Abort(OutOfMemoryStatus());
+          }
+          if (comm->rank() == 0) {
+            ExpectError(stepped, StatusCode::kPoisoned,
+                        {"rank 1 aborted the group: RESOURCE_EXHAUSTED"});
+            EXPECT_EQ(stepped.rank(), 1);
+          }
+          throws = false;
+          EXPECT_FALSE(engine->CaptureEnd().ok());
+          const std::chrono::duration<double> took =
+              std::chrono::steady_clock::now() - begin;
+          EXPECT_LT(took.count(), 10);
+          return Status();
+        }));
+        EXPECT_FALSE(engine->Step(Clipped(), nullptr).ok());
+      },
+      [](std::string_view what) {
+        if (throws && what == "capture a step") throw std::bad_alloc();
+      });
 }
 
 // It ends the group, and not the capture alone.

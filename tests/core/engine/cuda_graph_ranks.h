@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -27,9 +28,13 @@ namespace shard::cuda_graphs {
 inline constexpr int kRanks = 2;
 
 // Runs `body` on each rank. Plans are deterministic: their gradients are summed
-// by kernels of the communication stream.
+// by kernels of the communication stream. `hook`: CommOptions::phase_hook.
 inline void RunGraphRanks(
-    const std::function<void(Host*, Communicator*)>& body) {
+    const std::function<void(Host*, Communicator*)>& body,
+    std::function<void(std::string_view what)> hook = nullptr) {
+  CommOptions comm_options;
+  comm_options.timeout = 30;
+  comm_options.phase_hook = std::move(hook);
   const testing::FakeNccl fake({.devices = kRanks});
   RunThreadRanks(
       kRanks,
@@ -46,7 +51,7 @@ inline void RunGraphRanks(
         Host host(*std::move(engine), comm->rank());
         body(&host, comm.get());
       },
-      30, "direct=0");
+      comm_options, "direct=0");
 }
 
 }  // namespace shard::cuda_graphs

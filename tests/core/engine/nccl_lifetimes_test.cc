@@ -309,7 +309,7 @@ TEST(NcclLifetimesTest, AHostThatForksTrainsOn) {
   });
 }
 
-// What each rank has of an engine's parts.
+// The parts of an engine that differ between ranks.
 struct Part {
   std::shared_ptr<const Plan> plan;
   std::string device;
@@ -342,6 +342,12 @@ std::vector<Status> CreateDifferent(const std::vector<Part>& parts) {
 TEST(NcclLifetimesTest, RanksThatDifferAreToldHow) {
   const auto plan = MakePlan({.world_size = kRanks, .stage = 1});
   const auto other = MakePlan({.world_size = kRanks, .stage = 2});
+  const auto bf16 =
+      MakePlan({.world_size = kRanks, .stage = 1, .dtype = DType::kBF16});
+  const auto f32_grads = MakePlan({.world_size = kRanks,
+                                   .stage = 1,
+                                   .dtype = DType::kBF16,
+                                   .f32_grads = true});
   struct Case {
     std::vector<Part> parts;
     StatusCode code;
@@ -349,6 +355,13 @@ TEST(NcclLifetimesTest, RanksThatDifferAreToldHow) {
   };
   for (const Case& it : std::vector<Case>{
            {{{plan, "0"}, {other, "1"}}, StatusCode::kDesync, "stage: rank 0"},
+           {{{plan, "0"}, {bf16, "1"}},
+            StatusCode::kDesync,
+            "dtype of parameter 'weight': rank 0 has f32, rank 1 has bf16"},
+           // The gradients' dtype.
+           {{{bf16, "0"}, {f32_grads, "1"}},
+            StatusCode::kDesync,
+            "f32_grads: rank 0 has 0, rank 1 has 1"},
            {{{plan, "0"}, {plan, "1", Transport::kStaged}},
             StatusCode::kDesync,
             "collectives: rank 0 has nccl, rank 1 has staged"},

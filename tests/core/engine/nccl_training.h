@@ -38,6 +38,8 @@ struct Form {
   bool reports = false;  // Each step waits for its report.
   // Gradients are sent and received, else NCCL sums them.
   bool deterministic = false;
+  DType dtype = DType::kF32;  // Of parameters, and of gradients unless f32.
+  bool f32_grads = false;
 
   std::string Text() const {
     return StrCat(
@@ -59,7 +61,7 @@ inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
                                 ? kRootModule
                                 : *training.model->AddModule(
                                       kRootModule, StrCat("block", u), "Block");
-    EXPECT_OK(training.model->AddParam(module, "weight", DType::kF32,
+    EXPECT_OK(training.model->AddParam(module, "weight", form.dtype,
                                        {4000 + 1100 * u}));
   }
   training.wrap = "class?names=Block";
@@ -68,6 +70,7 @@ inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
   training.plan.prefetch = 0;
   training.plan.shard_group_size = form.shard_group_size;
   training.plan.deterministic = form.deterministic;
+  training.plan.f32_grads = form.f32_grads;
   const auto plan = PlanOf(training);
   EXPECT_OK(plan);
   EXPECT_TRUE(form.stage == 0 || ShardsAsItsStage(**plan));

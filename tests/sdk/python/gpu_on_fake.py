@@ -6,6 +6,7 @@ import ctypes
 import gc
 import pathlib
 import pickle
+import re
 import subprocess
 import sys
 import unittest
@@ -345,6 +346,17 @@ class GpuTest(SdkTest):
                 if stage > 0:
                     # Each rank has a part of its own of the states.
                     self.assertNotEqual(by_nccl[0], by_nccl[1])
+
+    def test_the_guides_program_prints_what_it_says(self):
+        blocks = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```",
+                            pathlib.Path("docs/python.md").read_text(), re.S)
+        blocks = [block for block in blocks if "cuda:" in block[0]]
+        self.assertEqual(len(blocks), 1)
+        for code, expected in blocks:
+            done = subprocess.run([sys.executable, "-c", code], text=True,
+                                  capture_output=True, timeout=120)
+            self.assertEqual((done.returncode, done.stdout), (0, expected),
+                             done.stderr)
 
     def test_memory_is_what_was_planned(self):
         def work(comm, stage):

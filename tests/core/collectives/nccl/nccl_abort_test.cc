@@ -53,18 +53,21 @@ struct Comms {
                                EverySet(*control), Soon())),
         all(RankSet::All(control->world_size())) {}
 
-  // Enqueues a gather, which moves nothing before the abort.
+  // Enqueues a gather, which moves nothing before the abort: of a byte of each
+  // rank into `memory`, or of none.
   Status Enqueue() const { return Enqueue(all); }
-  Status Enqueue(const RankSet& set) const {
+  Status Enqueue(
+      const RankSet& set, std::byte* memory = nullptr,
+      const RankComms::Check& check = [] { return Status(); }) const {
     Status status;
     const Status ran = context->Run([&] {
       status = comms->Enqueue(
           "gather", set,
-          [](const NcclApi& api, NcclComm comm) {
-            return api.AllGather(nullptr, nullptr, 0, NcclType::kInt8, comm,
-                                 nullptr);
+          [&](const NcclApi& api, NcclComm comm) {
+            return api.AllGather(memory, memory, memory == nullptr ? 0 : 1,
+                                 NcclType::kInt8, comm, nullptr);
           },
-          [] { return Status(); });
+          check);
       return Status();
     });
     return ran.ok() ? status : ran;
@@ -185,6 +188,44 @@ TEST_F(NcclAbortTest, OneThatFailsIsTold) {
     EXPECT_FALSE(rank->context->is_abandoned());
   });
   EXPECT_EQ(fake_nccl::CountAlive().comms, 1u);
+  fake_nccl::Reset();
+}
+
+// NCCL refuses calls on a communicator while another one is in progress.
+TEST_F(NcclAbortTest, ACallThatWasGivenUpIsWaitedForByTheNext) {
+  Run([](Comms* rank) {
+    const auto memory =
+        rank->comms->Allocate("a test", 64, [] { return Status(); });
+    ASSERT_OK(memory);
+    fake_nccl::SlowCall("ncclGroupEnd", 1, 20, {.rank = 0});
+    const auto late = []() -> Status { return DeadlineExceeded("late"); };
+    for (int i = 0; i < 2; ++i) {
+      ExpectError(rank->Enqueue(rank->all, memory->data, late),
+                  StatusCode::kDeadlineExceeded, {"late"});
+      EXPECT_EQ(fake_nccl::Count({.rank = 0}).Calls("ncclAllGather"), 1u);
+    }
+    EXPECT_OK(rank->Enqueue(rank->all, memory->data));
+    EXPECT_EQ(fake_nccl::Count({.rank = 0}).Calls("ncclAllGather"), 2u);
+    EXPECT_TRUE(rank->comms->Abort());
+  });
+}
+
+// Its kernels may write there, as long as the process lives.
+TEST_F(NcclAbortTest, MemoryOfOneThatDoesNotEndIsKept) {
+  Run([](Comms* rank) {
+    const auto memory =
+        rank->comms->Allocate("a test", 64, [] { return Status(); });
+    ASSERT_OK(memory);
+    fake_nccl::FailCall("ncclCommAbort", 1, fake_nccl::Result::kSystemError,
+                        {.rank = 0});
+    EXPECT_FALSE(rank->comms->Abort());
+    // There is nothing to do twice.
+    EXPECT_TRUE(rank->comms->Abort());
+    rank->comms->Free(memory->data);
+  });
+  EXPECT_EQ(fake_nccl::CountAlive().comms, 1u);
+  EXPECT_EQ(fake_nccl::CountAlive().allocations, 1u);
+  EXPECT_EQ(fake_nccl::ViolationText(), "");
   fake_nccl::Reset();
 }
 
