@@ -116,7 +116,7 @@ TEST_F(StreamsTest, TheLegacyStreamWaitsForADestroyedStream) {
   EXPECT_EQ(Read(memory, nullptr), 2);
 }
 
-// Its place in the clocks is free only once the host knows of its work.
+// The place of a stream in the clocks is free once the host knows of its work.
 TEST_F(StreamsTest, AStreamComesAfterADestroyedOneOnlyIfTheHostDoes) {
   for (const bool knows : {false, true}) {
     SCOPED_TRACE(knows);
@@ -137,6 +137,25 @@ TEST_F(StreamsTest, AStreamComesAfterADestroyedOneOnlyIfTheHostDoes) {
     ClearViolations();
     Synchronize(second);
   }
+}
+
+TEST_F(StreamsTest, PlacesOfStreamsThatEndedAreUsedAgain) {
+  for (int i = 0; i < 50; ++i) {
+    CuStream stream = nullptr;
+    EXPECT_CU(api_.StreamCreate(&stream, 0));
+    Synchronize(stream);
+    EXPECT_CU(api_.StreamDestroy(stream));
+  }
+  const CuPointer memory = MakeMemory();
+  const CuStream streams[] = {MakeStream(), MakeStream()};
+  for (const CuStream stream : streams) Set(memory, 1, stream);
+  RunAll();
+  const std::string text = ViolationText();
+  const std::string name = " on stream ";
+  const size_t at = text.find(name);
+  ASSERT_NE(at, std::string::npos) << text;
+  EXPECT_LT(std::stoi(text.substr(at + name.size())), 10) << text;
+  ClearViolations();
 }
 
 TEST_F(StreamsTest, AnEventThatWasNotRecordedHoldsNothingBack) {

@@ -112,6 +112,25 @@ TEST_F(GraphCapturesTest, TheHostEndsItsCaptureFirst) {
   EXPECT_EQ(engine->step(), 2);
 }
 
+// Then the step before it is captured no more, either.
+TEST_F(GraphCapturesTest, TheHostEndsItsCaptureAfterTheStep) {
+  Host host("adamw");
+  Engine* const engine = host.engine();
+  ASSERT_OK(host.Capture(Clipped()));
+  SetCaptured(host.stream().get());
+  ASSERT_OK(engine->CaptureBegin());
+  ASSERT_OK(engine->Step(Clipped(), nullptr));
+  SetCaptured(nullptr);
+  ExpectError(engine->CaptureEnd(), StatusCode::kFailedPrecondition,
+              {"capture_end", "has ended"});
+  ExpectError(engine->BeforeReplay(Clipped()), StatusCode::kFailedPrecondition,
+              {"capture the step again"});
+  ASSERT_OK(host.Capture(Clipped()));
+  host.CopyGrads(1, true);
+  ASSERT_OK(host.Replay(Clipped()));
+  EXPECT_EQ(engine->step(), 1);
+}
+
 TEST_F(GraphCapturesTest, ACaptureDoesNotWaitForAReplay) {
   Host host("adamw");
   ASSERT_OK(host.Capture(Clipped()));

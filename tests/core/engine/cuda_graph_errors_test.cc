@@ -235,9 +235,11 @@ TEST_F(GraphErrorsTest, AStepWithANormIsNotReplayedWithoutOneNorTheReverse) {
 // A graph has one row of constants where all parameters did as many steps.
 TEST_F(GraphErrorsTest, ParametersOfDifferentStepsAreNotReplayedAsOfOne) {
   const testing::TempFolder folder;
+  const testing::TempFolder equal;
   {
     Host host("adamw");
     Engine* const engine = host.engine();
+    ASSERT_OK(engine->Save(equal.path(), SaveOptions()));
     const ParamId params[] = {0};
     ASSERT_OK(engine->SetTrainable(params, false, 0));
     ASSERT_OK(engine->Step(Clipped(), nullptr));
@@ -256,6 +258,12 @@ TEST_F(GraphErrorsTest, ParametersOfDifferentStepsAreNotReplayedAsOfOne) {
   host.CopyGrads(2, true);
   ASSERT_OK(host.Replay(Clipped()));
   EXPECT_EQ(host.engine()->step(), 2);
+  // Nor the reverse.
+  ASSERT_OK(host.engine()->Load(equal.path(), LoadOptions(), &report));
+  ExpectError(host.engine()->BeforeReplay(Clipped()),
+              StatusCode::kFailedPrecondition,
+              {"its parameters did steps of different numbers, and do one step "
+               "now"});
 }
 
 // ---- Captures that lack something -------------------------------------------

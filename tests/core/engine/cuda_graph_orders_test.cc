@@ -362,8 +362,8 @@ class RandomHost {
   std::string text_;
 };
 
-// The fake is new for each block of seeds: its clocks have a place for each
-// stream that there was since.
+// The fake is new for each block of seeds, and so checks each that nothing is
+// left.
 class GraphOrdersTest : public FakeCudaTest,
                         public ::testing::WithParamInterface<uint64_t> {};
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <ostream>
 #include <string>
 #include <tuple>
@@ -76,7 +77,17 @@ TEST_P(GraphBitsTest, AHundredReplaysAreAHundredSteps) {
     std::vector<Result> results;
     for (int step = 1; step <= kSteps; ++step) {
       ASSERT_OK(engine->SetHyper(1, "lr", 0.01 / step));
-      if (clips) options.max_grad_norm = 0.1 + 0.01 * step;
+      ASSERT_OK(engine->SetHyper(-1, "weight_decay", 0.001 * (step % 5)));
+      options.grad_divisor = 1 + step % 3;
+      if (clips) {
+        // These norms have one pass.
+        constexpr double kTypes[] = {1, 2,
+                                     std::numeric_limits<double>::infinity()};
+        options.grad_norm_type = kTypes[step % 3];
+        options.max_grad_norm = 0.1 + 0.01 * step;
+      } else {
+        options.clip_value = step % 2 == 0 ? 0.5 : 0;
+      }
       host.CopyGrads(step, is_finite(step));
       if (replays) {
         ASSERT_OK(host.Replay(options));
