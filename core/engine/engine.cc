@@ -289,7 +289,10 @@ Status Engine::CaptureEnd() {
     return FailedPrecondition(
         "capture_end without capture_begin: call that first");
   }
-  const Status active = CheckEnqueues("capture_end");
+  const Status active = host_.get()->CaptureId().status().WithContext(
+      "capture_end: the host's capture has ended before, or is invalid; "
+      "capture "
+      "again, and call capture_end before cudaStreamEndCapture");
   const Status captured = runtime_->EndCapture().WithContext("capture_end");
   return steps_.EndCapture(active.ok() ? captured : active, DeadlineOf(0));
 }

@@ -300,8 +300,9 @@ void RankComms::SetObserver(Observer* observer) {
 }
 
 void RankComms::LogUnfreed(const Status& why) noexcept {
+  if (has_logged_unfreed_.exchange(true)) return;
   const std::lock_guard<std::mutex> lock(observer_mutex_);
-  if (observer_ == nullptr || std::exchange(has_logged_unfreed_, true)) return;
+  if (observer_ == nullptr) return;
   observer_->Log(EventId::kTransport, "rank ", rank_, ": memory of ",
                  context().name(),
                  " that is registered with NCCL is freed only with NCCL's "
@@ -313,9 +314,8 @@ RankComms::~RankComms() {
   if (::getpid() != owner_) return;
   if (!Finalize()) Abort();
   if (state_->context->is_abandoned()) return;
-  // Where an abort has failed, a kernel of NCCL may still write the memory that
-  // is registered with its communicator, which is all memory. Whoever got it
-  // next would find NCCL's bytes in it.
+  // Where an abort has failed, a kernel of NCCL may still write any of this
+  // memory. It is not given to others, who would find NCCL's bytes in it.
   if (!state_->AllHaveEnded()) return;
   const cuda::Context::Current current(*state_->context);
   memory_.FreeRest();

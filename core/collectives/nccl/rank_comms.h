@@ -185,9 +185,11 @@ class RankComms {
   const int world_size_;
   const pid_t owner_;
   bool is_opened_ = false;  // All communicators, on this rank.
+  // Held while the host's log function runs, so that the observer lives; that
+  // function may come back here, since nothing is logged twice.
   std::mutex observer_mutex_;
-  Observer* observer_ = nullptr;     // GUARDED_BY(observer_mutex_)
-  bool has_logged_unfreed_ = false;  // GUARDED_BY(observer_mutex_)
+  Observer* observer_ = nullptr;  // GUARDED_BY(observer_mutex_)
+  std::atomic<bool> has_logged_unfreed_ = false;
   RankMemory memory_;
 };
 

@@ -133,6 +133,11 @@ StatusOr<std::shared_ptr<const Cublas>> Cublas::Open(
         return started;
       });
   // Another library would not help, where memory or the GPU is what is missing.
+  if (!opened.ok() && other.code() == StatusCode::kResourceExhausted) {
+    return Status(other.code(),
+                  StrCat("cuBLAS for ", context->name(), ": ", other.message(),
+                         "; free memory of the GPU"));
+  }
   if (!opened.ok() && !other.ok()) return other;
   if (!opened.ok()) {
     return Status(

@@ -114,6 +114,13 @@ GroupOptions WithStates(const GroupOptions& group, DType states) {
   return changed.ok() ? PlanGroup(*changed) : group;
 }
 
+bool HasMuon(const Plan& plan) {
+  const std::vector<GroupOptions>& groups = plan.options().groups;
+  return std::any_of(groups.begin(), groups.end(), [](const auto& group) {
+    return group.optimizer.starts_with("muon");
+  });
+}
+
 class OptionSearch {
  public:
   OptionSearch(const Plan& plan, const RankPlacement& placement,
@@ -260,6 +267,9 @@ class OptionSearch {
     if (rounded && !RoundedSums(plan_, placement_)) {
       StrAppend(&text, ", which rounds sums of gradients to ",
                 DTypeName(*rounded));
+    }
+    if (change.offload.value_or(nullptr) != nullptr && HasMuon(*plans[0])) {
+      StrAppend(&text, ", which multiplies muon's matrices on the host");
     }
     found_.push_back(text + TextOf(need));
     return true;
@@ -479,8 +489,9 @@ std::string ExplainMisfit(const Plan& plan, const RankPlacement& placement,
   });
   if (!searched.ok()) return text;
   if (found.empty() && !search.tried_all()) {
-    StrAppend(&text,
-              "; try a higher stage, more ranks or narrower optimizer states");
+    StrAppend(&text, "; try a higher stage, more ranks",
+              placement.has_device_memory ? ", offload=states" : "",
+              " or narrower optimizer states");
   } else if (found.empty()) {
     StrAppend(&text, "; no stage, narrower optimizer states",
               placement.has_device_memory ? ", offload" : "", " or up to ",

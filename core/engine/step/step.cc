@@ -304,15 +304,18 @@ std::string StepForm::DifferenceTo(const StepForm& other) const {
   }
   if (by_param != other.by_param || num_rows != other.num_rows) {
     const auto steps = [](const StepForm& form) {
-      return form.by_param ? "steps of different numbers" : "one step";
+      return form.by_param ? StrCat("steps of different numbers, with ",
+                                    form.num_rows, " rows of constants")
+                           : std::string("one step");
     };
     return StrCat("its parameters did ", steps(other), ", and do ",
                   steps(*this), " now");
   }
   for (size_t g = 0; g < ns_steps.size(); ++g) {
-    if (g < other.ns_steps.size() && ns_steps[g] == other.ns_steps[g]) continue;
-    return StrCat("it has another ns_steps than ", ns_steps[g],
-                  " of param group ", g);
+    const int captured = g < other.ns_steps.size() ? other.ns_steps[g] : 0;
+    if (ns_steps[g] == captured) continue;
+    return StrCat("param group ", g, " had ns_steps=", captured, ", and has ",
+                  ns_steps[g], " now");
   }
   return "";
 }

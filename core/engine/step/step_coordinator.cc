@@ -64,11 +64,15 @@ Status StepCoordinator::ZeroGrad(const Deadline& deadline) {
         "zero_grad after begin_step, with gradients that were ready and may be "
         "applied already: step first");
   }
-  // Outside a capture the error of a stream is final. Before its step, ranks
-  // agree on it in the step, which all of them enter.
+  // Outside a capture the error of a stream is final.
   if (captures() && entered_) SHARD_RETURN_IF_ERROR(runtime_->CaptureError());
   SHARD_RETURN_IF_ERROR(runtime_->units().ClearGrads(deadline));
-  return ZeroWholeGrads(deadline);
+  const Status zeroed = ZeroWholeGrads(deadline);
+  // In a capture, the step that follows tells it to all ranks, which wait for
+  // each other there.
+  const bool is_told =
+      captures() && !entered_ && !runtime_->CaptureError().ok();
+  return is_told ? Status() : zeroed;
 }
 
 Status StepCoordinator::ZeroWholeGrads(const Deadline& deadline) {

@@ -253,7 +253,7 @@ TEST_F(GraphErrorsTest, ParametersOfDifferentStepsAreNotReplayedAsOfOne) {
   ExpectError(host.engine()->BeforeReplay(Clipped()),
               StatusCode::kFailedPrecondition,
               {"its parameters did one step, and do steps of different "
-               "numbers now"});
+               "numbers, with 3 rows of constants now"});
   ASSERT_OK(host.Capture(Clipped()));
   host.CopyGrads(2, true);
   ASSERT_OK(host.Replay(Clipped()));
@@ -262,8 +262,8 @@ TEST_F(GraphErrorsTest, ParametersOfDifferentStepsAreNotReplayedAsOfOne) {
   ASSERT_OK(host.engine()->Load(equal.path(), LoadOptions(), &report));
   ExpectError(host.engine()->BeforeReplay(Clipped()),
               StatusCode::kFailedPrecondition,
-              {"its parameters did steps of different numbers, and do one step "
-               "now"});
+              {"its parameters did steps of different numbers, with 3 rows of "
+               "constants, and do one step now"});
 }
 
 // ---- Captures that lack something -------------------------------------------
@@ -372,6 +372,33 @@ TEST(GraphRanksTest, AnErrorOfOneRankIsToldAtTheEndOfAllCaptures) {
       TrainOn(host);
     });
   }
+}
+
+// A rank that would fail alone leaves the others waiting in the step.
+TEST(GraphRanksTest, AnErrorOfOneRankBeforeTheStepIsToldInIt) {
+  RunGraphRanks([&](Host* host, Communicator* comm) {
+    Engine* const engine = host->engine();
+    const auto meet = [&](const char* what) {
+      return comm->Barrier(what, Deadline::After(30));
+    };
+    Status stepped;
+    ASSERT_OK(host->CaptureWith([&]() -> Status {
+      SHARD_RETURN_IF_ERROR(engine->CaptureBegin());
+      SHARD_RETURN_IF_ERROR(meet("begun"));
+      // Failures are those of the next call, whichever thread makes it.
+      if (comm->rank() == 1) {
+        FailCall("cuMemsetD8Async", 1, CuResult::kUnknown);
+        for (int call = 0; call < 2; ++call) EXPECT_OK(engine->ZeroGrad());
+      }
+      SHARD_RETURN_IF_ERROR(meet("failed"));
+      stepped = engine->Step(Clipped(), nullptr);
+      (void)engine->CaptureEnd().ok();
+      return Status();
+    }));
+    ExpectError(stepped, StatusCode::kUnavailable, {"CUDA_ERROR_UNKNOWN"});
+    EXPECT_EQ(stepped.rank(), 1) << stepped.ToString();
+    TrainOn(host);
+  });
 }
 
 // Each launch of either rank's step fails once. Kernels of the communication

@@ -181,7 +181,8 @@ TEST(MuonStepTest, AnEngineWithoutRoomForABatchSaysWhatItNeeds) {
       StatusCode::kResourceExhausted,
       {StrCat("the plan needs ", FormatBytes(planned), " (", planned,
               " bytes) ", "on cuda:0, which has ", FormatBytes(planned - 1)),
-       "it fits with", "offload=states"});
+       "it fits with", "offload=states",
+       "which multiplies muon's matrices on the host"});
   EXPECT_EQ(testing::fake_cuda::CountAlive().device_bytes, 0u);
 }
 

@@ -368,8 +368,8 @@ TEST(ExplainMisfitTest, NotAllIsTriedForVeryManyParameters) {
   ASSERT_OK(plan);
   const std::string text = Explain(**plan, OnGpus(4), RoomsOf(4096, kStaging));
   EXPECT_NE(text.find("missing; and "), std::string::npos) << text;
-  EXPECT_NE(text.find("; try a higher stage, more ranks or narrower optimizer "
-                      "states; see"),
+  EXPECT_NE(text.find("; try a higher stage, more ranks, offload=states or "
+                      "narrower optimizer states; see"),
             std::string::npos)
       << text;
 }
@@ -432,8 +432,9 @@ TEST(ExplainMisfitTest, NothingIsTriedAfterTheDeadline) {
   const std::string text =
       ExplainMisfit(*PlanOf({.world_size = 4}), OnGpus(4),
                     RoomsOf(43 * kMiB, 4 * kStaging), Deadline::After(0));
-  EXPECT_NE(text.find(" are missing; try a higher stage, more ranks or "
-                      "narrower optimizer states; see shardctl plan"),
+  EXPECT_NE(text.find(" are missing; try a higher stage, more ranks, "
+                      "offload=states or narrower optimizer states; see "
+                      "shardctl plan"),
             std::string::npos)
       << text;
 }
