@@ -42,6 +42,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
@@ -76,6 +77,14 @@ struct RegisteredMemory {
   std::string why_not;  // Why nothing is.
 };
 
+// Memory of all ranks, as the kernels of one rank reach it.
+struct PeerMemory {
+  // By allocation and by rank: where the allocation of that rank begins.
+  std::vector<std::vector<std::byte*>> addresses;
+  // Why a rank does not reach another one's: "rank 1: ..."; else "".
+  std::string why_not;
+};
+
 class Collectives {
  public:
   virtual ~Collectives() = default;
@@ -105,6 +114,20 @@ class Collectives {
     return std::nullopt;
   }
 
+  // Finds where this rank's kernels reach allocations of the other ranks, all
+  // made by Allocate: as many on each rank, of the same sizes and in the same
+  // order. COLLECTIVE. `control` is the communicator that the collectives were
+  // opened with. All ranks reach all memory, or all have the same reason. An
+  // address holds until its rank frees the memory: no work of another rank may
+  // use it by then. Errors: kDesync where the memory differs; those of the
+  // family. REQUIRES: none is empty; no collectives run meanwhile.
+  virtual StatusOr<PeerMemory> FindPeerMemory(
+      Communicator* /*control*/,
+      std::span<const DeviceMemory* const> /*memory*/,
+      const Deadline& /*deadline*/) {
+    return PeerMemory{{}, "tensors pass through the host's memory"};
+  }
+
   // Enqueue what the methods of those names in Exchange do, for tensors that
   // the stream's kernels reach. A set that was not opened is kInvalidArgument.
   // A sum in a library's order that is added to (ReduceScatterArgs::add) is
@@ -116,6 +139,16 @@ class Collectives {
                                Stream* stream) = 0;
   virtual void Broadcast(std::string_view tag, int root, void* data,
                          size_t bytes, Stream* stream) = 0;
+
+  // Enqueues work on the stream that ends once all ranks have come to it, and
+  // watches it as a collective. COLLECTIVE. `enqueue` is called before this
+  // returns, unless the stream gets an error instead. REQUIRES: FindPeerMemory
+  // has found the memory of all ranks; the work ends by itself where
+  // OnFailure's handlers are called.
+  virtual void RunTogether(std::string_view /*tag*/, Stream* /*stream*/,
+                           const std::function<void()>& enqueue) {
+    enqueue();
+  }
 
   // Begin and end a group of collectives on a stream, none of which uses what
   // another one writes: they may run in any order, and a library may run them

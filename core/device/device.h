@@ -204,6 +204,7 @@ struct DeviceChoice {
   DeviceId::Kind kind = DeviceId::Kind::kCpu;
   std::optional<Offload> offload;
   Transport transport = Transport::kStaged;
+  bool one_kernel = false;  // A step of several ranks is one, where it can be.
 };
 
 // Reads a spec of a device, which this machine need not have.

@@ -123,6 +123,17 @@ StatusOr<Transport> TakeTransport(std::string_view text, Spec* spec) {
                          "the host's memory");
 }
 
+// Takes the key of steps out of a spec. Returns whether they are one kernel.
+StatusOr<bool> TakeStep(std::string_view text, Spec* spec) {
+  if (spec->name() != "cuda") return false;
+  const std::string name = spec->TakeString("step", "parts");
+  if (name == "one_kernel") return true;
+  if (name == "parts") return false;
+  return InvalidArgument("'", text, "': step='", name,
+                         "' is unknown; known: one_kernel, of several ranks "
+                         "whose GPUs reach each other's memory, and parts");
+}
+
 }  // namespace
 
 StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view text) {
@@ -131,6 +142,7 @@ StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view text) {
   SHARD_ASSIGN_OR_RETURN(const std::optional<Offload> offload,
                          TakeOffload(text, &spec));
   SHARD_RETURN_IF_ERROR(TakeTransport(text, &spec).status());
+  SHARD_RETURN_IF_ERROR(TakeStep(text, &spec).status());
   SHARD_ASSIGN_OR_RETURN(auto device, OpenPlain(text, &spec));
   if (!offload) return device;
   SHARD_ASSIGN_OR_RETURN(auto host, cpu::OpenDevice());
@@ -143,6 +155,7 @@ StatusOr<DeviceChoice> ReadDeviceSpec(std::string_view text) {
   DeviceChoice choice;
   SHARD_ASSIGN_OR_RETURN(choice.offload, TakeOffload(text, &spec));
   SHARD_ASSIGN_OR_RETURN(choice.transport, TakeTransport(text, &spec));
+  SHARD_ASSIGN_OR_RETURN(choice.one_kernel, TakeStep(text, &spec));
   if (spec.name() == "cuda") {
     SHARD_RETURN_IF_ERROR(CheckCuda(text, spec));
     choice.kind = DeviceId::Kind::kCuda;

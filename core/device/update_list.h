@@ -15,11 +15,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "core/base/dtype.h"
 #include "core/base/offload.h"
+#include "core/device/peer_waits.h"
 #include "core/device/step_block.h"
 #include "kernels/cpu/gradients.h"
 #include "kernels/formula/registry.h"
@@ -91,12 +93,25 @@ struct UpdateRange {
   }
 };
 
+// The memory of the GPUs of all ranks, as one rank's kernels reach it, for an
+// update in which ranks meet (kernels/cuda/peers.h).
+struct UpdatePeers {
+  int rank = 0;
+  // By range and other rank: where the range of the parameters lies there.
+  std::vector<std::vector<void*>> params;
+  std::vector<uint64_t*> flags;  // By rank: two for each rank.
+  PeerWaits* waits = nullptr;
+};
+
 struct UpdateList {
   std::vector<UpdateRange> ranges;  // By trainable buffer.
   std::vector<UpdateSlice> slices;
   std::vector<TensorSlice> tensors;
   std::vector<int64_t> sizes;
   std::vector<const void*> sources;  // In rank order.
+  // Set where the sources are those of all ranks, whose GPUs get the
+  // parameters, too. Such a list is for UpdateAll, which all ranks call.
+  std::optional<UpdatePeers> peers;
   float* workspace = nullptr;
   // Where states are offloaded: the memory through which windows pass, and the
   // seconds after which a window's copies are not waited for any more.

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "core/base/facts.h"
-#include "core/base/transport.h"
 #include "core/comm/check_agreement.h"
 #include "core/engine/engine.h"
 #include "core/engine/params/log_warnings.h"
@@ -20,24 +19,25 @@ namespace shard {
 namespace {
 
 StatusOr<std::shared_ptr<Device>> OpenDeviceOf(const EngineOptions& options,
-                                               Transport* transport) {
-  *transport = options.transport;
+                                               DeviceChoice* choice) {
+  choice->transport = options.transport;
+  choice->one_kernel = options.one_kernel;
   if (options.opened_device != nullptr) return options.opened_device;
-  SHARD_ASSIGN_OR_RETURN(const DeviceChoice choice,
-                         ReadDeviceSpec(options.device));
-  *transport = choice.transport;
+  SHARD_ASSIGN_OR_RETURN(*choice, ReadDeviceSpec(options.device));
   return OpenDevice(options.device);
 }
 
 // Describes what decides how ranks move tensors, and so is the same on all.
-void DescribeDevice(const Device& device, Transport transport, FactSink* sink) {
+void DescribeDevice(const Device& device, const DeviceChoice& choice,
+                    FactSink* sink) {
   const bool is_cpu = device.id().kind == DeviceId::Kind::kCpu;
   sink->Add("", "kind of device", is_cpu ? "cpu" : "cuda");
   sink->Add("", "device reaches shared memory",
             device.ReachesSharedMemory() ? "yes" : "no");
   sink->Add("", "offload of optimizer states",
             device.offload() == nullptr ? "no" : "yes");
-  sink->Add("", "collectives", TransportName(transport));
+  sink->Add("", "collectives", TransportName(choice.transport));
+  sink->Add("", "steps of one kernel", choice.one_kernel);
 }
 
 }  // namespace
@@ -52,7 +52,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
 StatusOr<std::unique_ptr<Engine>> Engine::Make(
     std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
     const StatusOr<EngineOptions>& options) {
-  Transport transport = Transport::kStaged;
+  DeviceChoice choice;
   const double given = options.ok() ? options->timeout : 0;
   const double timeout = given > 0 ? given : comm->timeout();
   const Deadline deadline = Deadline::After(timeout);
@@ -63,12 +63,12 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
   RankPlacement placement;
   if (local.ok()) local = CheckEngineOptions(*options);
   if (local.ok()) {
-    auto opened = OpenDeviceOf(*options, &transport);
+    auto opened = OpenDeviceOf(*options, &choice);
     local = opened.status();
     if (opened.ok()) device = *std::move(opened);
   }
   if (local.ok()) {
-    placement = PlacementOf(*comm, *device, transport,
+    placement = PlacementOf(*comm, *device, choice.transport,
                             options->missing_grads != MissingGrads::kError);
     local = CheckSupported(*plan, *comm, placement, nullptr, deadline);
   }
@@ -88,7 +88,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
       comm.get(), "the engine's options",
       [&](FactSink* sink) {
         DescribeEngineOptions(*options, sink);
-        DescribeDevice(*device, transport, sink);
+        DescribeDevice(*device, choice, sink);
       },
       deadline));
   SHARD_RETURN_IF_ERROR(CheckDeviceMemory(*plan, comm.get(), device.get(),
@@ -112,7 +112,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
                                 deadline));
   std::unique_ptr<Engine> engine(new Engine(
       std::move(comm), std::move(own), std::move(device),
-      std::move(host_stream), std::move(hypers), *options, transport, timeout));
+      std::move(host_stream), std::move(hypers), *options, choice, timeout));
   SHARD_ASSIGN_OR_RETURN(
       auto runtime,
       EngineRuntime::Create(std::move(plan), engine->comm_.get(),
@@ -126,7 +126,7 @@ Engine::Engine(std::shared_ptr<Communicator> host_comm,
                std::shared_ptr<Communicator> comm,
                std::shared_ptr<Device> device,
                std::shared_ptr<Stream> host_stream, Hypers hypers,
-               const EngineOptions& options, Transport transport,
+               const EngineOptions& options, const DeviceChoice& choice,
                double timeout)
     : host_comm_(std::move(host_comm)),
       comm_(std::move(comm)),
@@ -134,10 +134,13 @@ Engine::Engine(std::shared_ptr<Communicator> host_comm,
       host_(std::move(host_stream)),
       timeout_(timeout),
       owner_(::getpid()),
-      runtime_options_{
-          timeout,         options.missing_grads != MissingGrads::kError,
-          options.overlap, transport,
-          &bound_,         &host_},
+      runtime_options_{timeout,
+                       options.missing_grads != MissingGrads::kError,
+                       options.overlap,
+                       choice.transport,
+                       choice.one_kernel,
+                       &bound_,
+                       &host_},
       hypers_(std::move(hypers)),
       counters_(options.loss_scaler),
       initial_params_(comm_.get(), device_.get()),

@@ -328,6 +328,12 @@ std::string Engine::ToJson() const {
       json.Field("not_registered", registered->why_not);
     }
   }
+  if (const PeerStep* const peers = runtime_->peers(); peers != nullptr) {
+    json.Field("one_kernel", peers->why_not().empty());
+    if (!peers->why_not().empty()) {
+      json.Field("not_one_kernel", peers->why_not());
+    }
+  }
   json.EndObject();
   return json.text();
 }

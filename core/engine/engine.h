@@ -286,7 +286,8 @@ class Engine {
   Engine(std::shared_ptr<Communicator> host_comm,
          std::shared_ptr<Communicator> comm, std::shared_ptr<Device> device,
          std::shared_ptr<Stream> host_stream, Hypers hypers,
-         const EngineOptions& options, Transport transport, double timeout);
+         const EngineOptions& options, const DeviceChoice& choice,
+         double timeout);
 
   // Returns the counters, the last step counted.
   Counters& counters() const { return steps_.counters(DeadlineOf(0)); }

@@ -25,10 +25,11 @@ struct EngineOptions {
   // sent; the host acquires each unit before it reads the unit's parameters.
   bool overlap = false;
   std::string device;  // As OpenDevice takes it.
-  // For tests: a device to use in place of `device`, or null, and how tensors
-  // move between such devices.
+  // For tests: a device to use in place of `device`, or null, how tensors move
+  // between such devices, and whether steps are one kernel.
   std::shared_ptr<Device> opened_device = nullptr;
   Transport transport = Transport::kStaged;
+  bool one_kernel = false;
 };
 
 // Returns kInvalidArgument for a value of missing_grads that does not exist.

@@ -217,9 +217,13 @@ class ElementTiles {
         StoreRaw(Narrow(DType::kF32, v.param), DType::kF32, range_.master,
                  at.tile, lane);
       }
-      StoreRaw(stochastic ? NarrowStochastically(kParamTensor, v.words, v.param)
-                          : Narrow(range_.param_dtype, v.param),
-               range_.param_dtype, range_.param, at.tile, lane);
+      const Raw raw = stochastic
+                          ? NarrowStochastically(kParamTensor, v.words, v.param)
+                          : Narrow(range_.param_dtype, v.param);
+      StoreRaw(raw, range_.param_dtype, range_.param, at.tile, lane);
+      for (uint32_t p = 0; p < range_.num_peers; ++p) {
+        StoreRaw(raw, range_.param_dtype, range_.peer_params[p], at.tile, lane);
+      }
     });
   }
 

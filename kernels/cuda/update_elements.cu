@@ -40,9 +40,11 @@ SHARD_DEVICE void UpdateElements(const UpdateElementsArgs& args,
                                  const Launch& launch) {
   const StepBlock& block = BlockCopy(args.block);
   if (block.drops_updates()) return;
+  // An ended meeting updates nothing.
+  const bool updates = args.meetings == nullptr || MeetPeers(*args.meetings);
   const AesTable table(args.range.needs_random);
   uint32_t begun = 0;
-  for (uint32_t r = 0; r <= args.num_more; ++r) {
+  for (uint32_t r = 0; updates && r <= args.num_more; ++r) {
     const ElementTiles<F> tiles(
         BlockCopy(r == 0 ? &args.range : &args.more[r - 1]), block, *args.block,
         table);
@@ -52,6 +54,7 @@ SHARD_DEVICE void UpdateElements(const UpdateElementsArgs& args,
                   [&](uint32_t tile) { UpdateTile<F, Rule>(tiles, tile); });
     begun += count;
   }
+  if (args.meetings != nullptr) LeavePeers(args.meetings);
 }
 
 }  // namespace

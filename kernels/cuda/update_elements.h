@@ -17,6 +17,7 @@
 
 #include "core/base/dtype.h"
 #include "core/device/step_block.h"
+#include "kernels/cuda/peers.h"
 #include "kernels/cuda/sources.h"
 #include "kernels/formula/registry.h"
 
@@ -45,6 +46,10 @@ struct ElementRange {
   DType param_dtype;
   DType state_dtype;
   void* param;
+  // Where the parameters of the range lie on other GPUs, which then get them,
+  // too: `num_peers` pointers in memory of the device.
+  void* const* peer_params;
+  uint32_t num_peers;
   float* master;  // Null where there is none.
   void* states[kMaxStates];
   float* scales[kMaxStates];  // kQ8: one for each 256 elements.
@@ -71,6 +76,9 @@ struct UpdateElementsArgs {
   const ElementRange* more;
   uint32_t num_more;
   const StepBlock* block;
+  // The meetings with the ranks whose gradients the sources are, and whose
+  // parameters are stored; null where all of them are this rank's.
+  PeerMeetings* meetings;
 };
 static_assert(std::is_trivially_copyable_v<UpdateElementsArgs>);
 

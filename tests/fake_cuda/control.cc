@@ -77,6 +77,7 @@ void Reset(const Options& options) {
   fake->functions.clear();
   fake->pools.clear();
   fake->descriptions.clear();
+  fake->waits.clear();
   fake->failures.clear();
   fake->library_objects = 0;
   fake->product_workspaces = DefaultProductWorkspaces();
@@ -172,6 +173,15 @@ void DescribeKernel(
   Fake* const fake = TheFake();
   const std::lock_guard<std::mutex> lock(fake->mutex);
   fake->descriptions[kernel] = std::move(accesses);
+}
+
+void DescribeWaits(const std::string& kernel,
+                   std::function<std::function<Progress()>(
+                       const void* args, std::function<void()> run)>
+                       begin) {
+  Fake* const fake = TheFake();
+  const std::lock_guard<std::mutex> lock(fake->mutex);
+  fake->waits[kernel] = std::move(begin);
 }
 
 void CheckHostAccess(const Access& access, const std::string& what) {

@@ -167,6 +167,9 @@ struct Fake {
   std::deque<cuda::HostKernel> added_kernels;
   std::map<std::string, std::function<std::vector<Access>(const void*)>>
       descriptions;
+  std::map<std::string, std::function<std::function<Progress()>(
+                            const void* args, std::function<void()> run)>>
+      waits;
   std::vector<Failure> failures;
   int library_objects = 0;
   std::vector<size_t> product_workspaces = DefaultProductWorkspaces();

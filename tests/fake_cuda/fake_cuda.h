@@ -164,6 +164,13 @@ SHARD_FAKE_CUDA_API void ClearViolations();
 // Returns the texts of all violations, one a line.
 SHARD_FAKE_CUDA_API std::string ViolationText();
 
+// The end of one attempt at an operation.
+enum class Progress {
+  kDone,
+  kMore,   // Something was done; more is left.
+  kWaits,  // For something that is not there: tried again later.
+};
+
 // Memory that an operation accesses.
 struct Access {
   const void* memory;
@@ -179,6 +186,16 @@ struct Access {
 SHARD_FAKE_CUDA_API void DescribeKernel(
     const std::string& kernel,
     std::function<std::vector<Access>(const void* args)> accesses);
+
+// Tells how launches of a kernel wait for more than streams. `begin` is called
+// at the launch with a copy of the argument, which lives as long as what it
+// returns, and with what runs the kernel. The result is called as that of
+// WaitingKernel::begin.
+SHARD_FAKE_CUDA_API void DescribeWaits(
+    const std::string& kernel,
+    std::function<std::function<Progress()>(const void* args,
+                                            std::function<void()> run)>
+        begin);
 
 // Adds a kernel of a program's own to those of kernels/cuda, for good: modules
 // have it from then on. `run` runs a launch of a one-dimensional grid on the
@@ -262,13 +279,6 @@ SHARD_FAKE_CUDA_API cuda::CuResult LaunchInLibrary(
 SHARD_FAKE_CUDA_API bool FindProductAlgorithm(size_t most, size_t* bytes);
 // An object of the library's was made, 1, or destroyed, -1.
 SHARD_FAKE_CUDA_API void CountLibraryObject(int change);
-
-// The end of one attempt at an operation.
-enum class Progress {
-  kDone,
-  kMore,   // Something was done; more is left.
-  kWaits,  // For something that is not there: tried again later.
-};
 
 // A kernel of a library's that waits for more than streams, such as a
 // collective, which waits for other ranks. It holds up nothing but its streams.

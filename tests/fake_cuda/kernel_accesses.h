@@ -6,8 +6,11 @@
 #ifndef SHARD_TESTS_FAKE_CUDA_KERNEL_ACCESSES_H_
 #define SHARD_TESTS_FAKE_CUDA_KERNEL_ACCESSES_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -58,12 +61,20 @@ class Accesses {
   std::vector<fake_cuda::Access> all_;
 };
 
-inline void AddAccesses(const cuda::ElementRange& range, Accesses* to) {
+// `meetings`: all sources but one are those of other ranks.
+inline void AddAccesses(const cuda::ElementRange& range, Accesses* to,
+                        const cuda::PeerMeetings* meetings = nullptr) {
   to->Read(range.slices, range.num_slices * sizeof(*range.slices));
   // The kernel reads one of the two: the block, which says which one, may still
   // be on its way.
   to->Read(range.kept_sum, range.count * DTypeSize(range.sources.dtype));
-  to->ReadSources(range.sources, 0, range.count);
+  if (meetings == nullptr) {
+    to->ReadSources(range.sources, 0, range.count);
+  } else {
+    to->Read(range.sources[meetings->rank],
+             range.count * DTypeSize(range.sources.dtype));
+    to->Read(range.peer_params, range.num_peers * sizeof(*range.peer_params));
+  }
   to->Write(range.param, range.count * DTypeSize(range.param_dtype));
   to->Write(range.master, range.count * sizeof(*range.master));
   for (size_t s = 0; s < kMaxStates; ++s) {
@@ -77,8 +88,14 @@ inline void AddAccesses(const cuda::ElementRange& range, Accesses* to) {
 inline void AddAccesses(const cuda::UpdateElementsArgs& args, Accesses* to) {
   to->Read(args.block, sizeof(*args.block));
   to->Read(args.more, args.num_more * sizeof(*args.more));
-  AddAccesses(args.range, to);
-  for (uint32_t r = 0; r < args.num_more; ++r) AddAccesses(args.more[r], to);
+  AddAccesses(args.range, to, args.meetings);
+  for (uint32_t r = 0; r < args.num_more; ++r) {
+    AddAccesses(args.more[r], to, args.meetings);
+  }
+  if (args.meetings == nullptr) return;
+  to->Write(args.meetings, sizeof(*args.meetings));
+  to->Read(args.meetings->flags,
+           args.meetings->ranks * sizeof(*args.meetings->flags));
 }
 
 // What the kernels of one update access together: so the edges around each of
@@ -186,6 +203,52 @@ std::vector<fake_cuda::Access> AccessesOf(const void* args) {
   return accesses.Take();
 }
 
+// An update meets those of other ranks, in place of the host's build, which
+// does not wait.
+class MeetingUpdate {
+ public:
+  MeetingUpdate(const void* args, std::function<void()> run)
+      : args_(*static_cast<const cuda::UpdateElementsArgs*>(args)),
+        run_(std::move(run)) {}
+
+  fake_cuda::Progress operator()() {
+    using fake_cuda::Progress;
+    cuda::PeerMeetings* const meetings = args_.meetings;
+    if (meetings == nullptr || args_.block->drops_updates()) {
+      run_();
+      return Progress::kDone;
+    }
+    if (number_ == 0) {
+      number_ = meetings->number + 1;
+      cuda::MeetPeers(*meetings);
+      return Progress::kMore;
+    }
+    // The second wait is that of the kernel's last block.
+    const auto half = has_run_ ? cuda::PeerFlag::kLeft : cuda::PeerFlag::kCome;
+    const bool ended = cuda::LoadShared(&meetings->waits->ended) != 0;
+    for (uint32_t r = 0; !ended && r < meetings->ranks; ++r) {
+      if (!cuda::AwaitPeer(*meetings, half, number_, r)) {
+        return Progress::kWaits;
+      }
+    }
+    if (std::exchange(has_run_, true)) return Progress::kDone;
+    run_();
+    return Progress::kMore;
+  }
+
+ private:
+  cuda::UpdateElementsArgs args_;
+  std::function<void()> run_;
+  uint64_t number_ = 0;
+  bool has_run_ = false;
+};
+
+inline std::function<fake_cuda::Progress()> BeginUpdate(
+    const void* args, std::function<void()> run) {
+  const auto update = std::make_shared<MeetingUpdate>(args, std::move(run));
+  return [update] { return (*update)(); };
+}
+
 // Describes all kernels. Reset forgets it.
 inline void DescribeKernels() {
   using fake_cuda::DescribeKernel;
@@ -208,8 +271,9 @@ inline void DescribeKernels() {
   DescribeKernel("shard_sum_gradients", AccessesOf<cuda::SumGradientsArgs>);
   DescribeKernel("shard_sum_squares", AccessesOf<cuda::UpdateTensorsArgs>);
   DescribeKernel("shard_widen", AccessesOf<cuda::WidenArgs>);
-#define SHARD_DESCRIBE(Name) \
-  DescribeKernel("shard_update_" #Name, AccessesOf<cuda::UpdateElementsArgs>);
+#define SHARD_DESCRIBE(Name)                                                   \
+  DescribeKernel("shard_update_" #Name, AccessesOf<cuda::UpdateElementsArgs>); \
+  fake_cuda::DescribeWaits("shard_update_" #Name, BeginUpdate);
   SHARD_ELEMENT_FORMULAS(SHARD_DESCRIBE)
 #undef SHARD_DESCRIBE
 }

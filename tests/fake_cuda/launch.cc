@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -37,7 +38,7 @@ bool CheckUse(Fake* fake, const Operation& operation, uintptr_t begin,
 
 // Notes what a launch accesses. Returns false where the kernel would fault.
 bool CheckLaunch(Fake* fake, const cuda::HostKernel& kernel,
-                 const std::vector<uint64_t>& args,
+                 const std::vector<uint64_t>& args, int device,
                  const Operation& operation) {
   bool valid = true;
   for (const uint64_t word : args) {
@@ -45,7 +46,10 @@ bool CheckLaunch(Fake* fake, const cuda::HostKernel& kernel,
     if (static_cast<uint32_t>(word) < 16) continue;
     const Allocation* const found = fake->memory.Find(word);
     // A pointer to the end is used by none.
-    if (found != nullptr && word < found->end) {
+    // That of other devices is in the order of waits that the fake does not
+    // see.
+    if (found != nullptr && word < found->end &&
+        (found->device == device || IsPinned(found))) {
       valid &= CheckUse(fake, operation, word, 1, Use::kKernel);
     }
   }
@@ -213,10 +217,16 @@ CuResult cuLaunchKernel(CuFunction function, unsigned grid_x, unsigned grid_y,
     const auto operation = fake->scheduler.Enqueue(on, kernel.name, nullptr);
     ++fake->counters.launches[kernel.name];
     fake->counters.blocks[kernel.name] += grid_x;
-    if (CheckLaunch(fake, kernel, args, *operation)) {
-      operation->run = [&kernel, args, grid_x, block_x] {
-        kernel.run(args.data(), grid_x, block_x);
-      };
+    if (!CheckLaunch(fake, kernel, args, on->device, *operation)) return;
+    const auto copy = std::make_shared<const std::vector<uint64_t>>(args);
+    const auto run = [&kernel, copy, grid_x, block_x] {
+      kernel.run(copy->data(), grid_x, block_x);
+    };
+    const auto waits = fake->waits.find(kernel.name);
+    if (waits == fake->waits.end()) {
+      operation->run = run;
+    } else {
+      operation->attempt = waits->second(copy->data(), run);
     }
   });
   return CuResult::kSuccess;

@@ -56,6 +56,7 @@ inline constexpr int kNoColor = -1;
 inline constexpr unsigned kConfigMagic = 0xcafebeef;
 inline constexpr size_t kWindowAlignment = 4096;
 inline constexpr int kShrinkAbort = 1;
+inline constexpr int kWinCollSymmetric = 1;
 
 // ncclConfig_t of 2.28, as NCCL_CONFIG_INITIALIZER has it.
 struct Config {
@@ -124,6 +125,11 @@ struct Config {
     (Comm * comm, int* excluded, int num_excluded, Comm** made,          \
      Config* config, int flags))                                         \
   X(ncclCommRevoke, 22800, (Comm * comm, int flags))
+
+// The same, of nccl_device.h.
+#define SHARD_FAKE_NCCL_DEVICE(X)    \
+  X(ncclGetPeerDevicePointer, 22902, \
+    (Window * window, size_t offset, int peer, void** made))
 
 }  // namespace shard::testing::fake_nccl
 

@@ -79,6 +79,7 @@ TEST(AbiTest, HasTheValuesOfTheHeader) {
   is(kNumTypes, ncclNumTypes);
   is(kWindowAlignment, NCCL_WIN_REQUIRED_ALIGNMENT);
   is(kShrinkAbort, NCCL_SHRINK_ABORT);
+  is(kWinCollSymmetric, NCCL_WIN_COLL_SYMMETRIC);
 #endif
 }
 

@@ -15,6 +15,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/device/cuda/driver_api.h"
 #include "tests/fake_nccl/abi.h"
@@ -66,6 +67,8 @@ struct Comm {
   uint64_t shrinks = 0;
   // By handle: memory and its bytes.
   std::map<const void*, std::pair<const void*, size_t>> registrations;
+  // By handle of a window: each rank's memory, or null out of reach.
+  std::map<const void*, std::vector<std::byte*>> windows;
   // A launch that a fault holds back.
   std::function<Result()> held_launch;
 

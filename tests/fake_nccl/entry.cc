@@ -252,6 +252,7 @@ void End(Comm* comm, const char* symbol) {
   comm->job = nullptr;
   comm->held_launch = nullptr;
   comm->registrations.clear();
+  comm->windows.clear();
   fake_cuda::CountLibraryObject(-1);
 }
 

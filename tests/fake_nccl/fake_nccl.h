@@ -78,6 +78,11 @@ struct Options {
   size_t memory_piece = 1;
   // False: ncclCommRegister gives no handle, as with NCCL_LOCAL_REGISTER=0.
   bool registers = true;
+  // False: ncclCommWindowRegister gives no window, as with NCCL_WIN_ENABLE=0.
+  bool makes_windows = true;
+  // The number of consecutive ranks that reach each other's memory, as those of
+  // one host do; 0: all. Ranks of other processes never do.
+  int ranks_in_reach = 0;
   // A call that waits for other ranks longer fails, so that a test ends.
   std::chrono::milliseconds deadline{60000};
   // The least time of a call on a communicator, so that two at once are seen.

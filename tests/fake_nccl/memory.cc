@@ -2,8 +2,14 @@
 //
 // The entry points of the fake for memory that is registered.
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "tests/fake_cuda/fake_cuda.h"
 #include "tests/fake_nccl/entry.h"
@@ -51,6 +57,7 @@ Result CheckMemory(Entry* entry, const void* memory, size_t bytes) {
 
 Result Deregister(Entry* entry, const void* handle) {
   if (entry->CheckReady() != Result::kSuccess) return entry->result();
+  entry->comm()->windows.erase(handle);
   if (entry->comm()->registrations.erase(handle) != 0) {
     return entry->Return(Result::kSuccess);
   }
@@ -58,24 +65,44 @@ Result Deregister(Entry* entry, const void* handle) {
                      entry->record()->symbol + " : the handle is not known");
 }
 
+// Returns each rank's memory of a window, or null out of a rank's reach.
+std::vector<std::byte*> InReach(const Comm& comm, int ranks_in_reach,
+                                const std::vector<Part>& parts) {
+  std::vector<std::byte*> memory;
+  for (int rank = 0; rank < comm.size; ++rank) {
+    const auto& [bytes, address, process] =
+        parts[static_cast<size_t>(rank)].values;
+    const bool is_near = ranks_in_reach == 0 ||
+                         rank / ranks_in_reach == comm.rank / ranks_in_reach;
+    memory.push_back(is_near && process == ::getpid()
+                         ? reinterpret_cast<std::byte*>(address)
+                         : nullptr);
+  }
+  return memory;
+}
+
 // All ranks register a window together.
-Job WindowJob(const std::shared_ptr<Comm>& comm, const void* memory,
-              size_t bytes, Window** made) {
-  return [=, begun = std::make_shared<bool>(false)]() {
+Job WindowJob(const std::shared_ptr<Comm>& comm, const Options& options,
+              const void* memory, size_t bytes, Window** made) {
+  return [=, begun = std::make_shared<bool>(false),
+          makes = options.makes_windows, reach = options.ranks_in_reach]() {
     State* const state = TheState();
     if (!*begun) {
       if (state->IsDead(*comm)) return Result::kInProgress;
       *begun = true;
       comm->segment->Announce(
           ++comm->rounds, comm->rank,
-          {RoundKind::kWindow, {static_cast<int64_t>(bytes), 0}});
+          {RoundKind::kWindow,
+           {static_cast<int64_t>(bytes), reinterpret_cast<int64_t>(memory),
+            ::getpid()}});
       return Result::kInProgress;
     }
-    if (AwaitRound(comm.get(), RoundKind::kWindow).empty()) {
-      return Result::kInProgress;
-    }
-    *made = static_cast<Window*>(
-        const_cast<void*>(Register(state, comm.get(), memory, bytes)));
+    const std::vector<Part> parts = AwaitRound(comm.get(), RoundKind::kWindow);
+    if (parts.empty()) return Result::kInProgress;
+    if (!makes) return Result::kSuccess;
+    const void* const handle = Register(state, comm.get(), memory, bytes);
+    comm->windows[handle] = InReach(*comm, reach, parts);
+    *made = static_cast<Window*>(const_cast<void*>(handle));
     return Result::kSuccess;
   };
 }
@@ -157,13 +184,31 @@ Result ncclCommWindowRegister(Comm* comm, void* memory, size_t bytes,
     return entry.Fail(Result::kInvalidArgument,
                       "Window address must be 4096 byte aligned");
   }
-  return entry.Begin(entry.comm(), entry.options().polls.window,
-                     WindowJob(entry.comm(), memory, bytes, made));
+  return entry.Begin(
+      entry.comm(), entry.options().polls.window,
+      WindowJob(entry.comm(), entry.options(), memory, bytes, made));
 }
 
 Result ncclCommWindowDeregister(Comm* comm, Window* window) {
   SHARD_FAKE_NCCL_ENTER_SINCE(ncclCommWindowDeregister, 22700, comm);
   return Deregister(&entry, window);
+}
+
+Result ncclGetPeerDevicePointer(Window* window, size_t offset, int peer,
+                                void** made) {
+  Entry entry("ncclGetPeerDevicePointer", nullptr, false, 22902);
+  if (!entry.ok()) return entry.result();
+  State* const state = entry.state();
+  const std::lock_guard<std::mutex> lock(state->records_mutex);
+  for (const auto& [unused, comm] : state->comms) {
+    const auto found = comm->windows.find(window);
+    if (found == comm->windows.end()) continue;
+    if (made == nullptr || peer < 0 || peer >= comm->size) break;
+    std::byte* const memory = found->second[static_cast<size_t>(peer)];
+    *made = memory == nullptr ? nullptr : memory + offset;
+    return entry.Return(Result::kSuccess);
+  }
+  return entry.Return(Result::kInvalidArgument);
 }
 
 }  // namespace shard::testing::fake_nccl

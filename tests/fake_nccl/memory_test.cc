@@ -39,6 +39,40 @@ TEST_F(MemoryTest, RanksRegisterWindows) {
   });
 }
 
+TEST_F(MemoryTest, WindowsTellWhereTheMemoryOfRanksInReachIs) {
+  Options options;
+  options.version = 22902;
+  options.ranks_in_reach = 2;
+  Begin(options);
+  std::vector<void*> memory(3);
+  RunWithComm(3, [&](Rank* rank, Comm* comm) {
+    const int me = rank->rank();
+    void** const own = &memory[static_cast<size_t>(me)];
+    EXPECT_NCCL(ncclMemAlloc(own, kBytes));
+    Window* window = nullptr;
+    EXPECT_EQ(
+        ncclCommWindowRegister(comm, *own, kBytes, &window, kWinCollSymmetric),
+        Result::kInProgress);
+    EXPECT_NCCL(Rank::Await(comm));
+    for (int peer = 0; peer < 3; ++peer) {
+      void* found = &found;
+      EXPECT_NCCL(ncclGetPeerDevicePointer(window, 256, peer, &found));
+      const bool is_near = peer / 2 == me / 2;
+      EXPECT_EQ(
+          found,
+          is_near ? static_cast<char*>(memory[static_cast<size_t>(peer)]) + 256
+                  : nullptr);
+    }
+    void* found = nullptr;
+    EXPECT_EQ(ncclGetPeerDevicePointer(window, 0, 3, &found),
+              Result::kInvalidArgument);
+    EXPECT_NCCL(ncclCommWindowDeregister(comm, window));
+    EXPECT_EQ(ncclGetPeerDevicePointer(window, 0, 0, &found),
+              Result::kInvalidArgument);
+    EXPECT_NCCL(ncclMemFree(*own));
+  });
+}
+
 TEST_F(MemoryTest, WindowsAreOfAlignedMemoryOfTheDevice) {
   RunWithComm(1, [&](Rank* rank, Comm* comm) {
     auto* const memory = static_cast<char*>(rank->Make(kBytes));

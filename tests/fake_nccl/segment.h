@@ -46,7 +46,7 @@ enum class RoundKind : uint64_t { kInit, kSplit, kFinalize, kWindow };
 // A rank's part in a round.
 struct Part {
   RoundKind kind = RoundKind::kInit;
-  std::array<int64_t, 2> values = {};
+  std::array<int64_t, 3> values = {};
 };
 
 class Segment {

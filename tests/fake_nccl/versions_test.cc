@@ -19,7 +19,7 @@ using namespace testing::fake_nccl;
 struct Case {
   const char* folder;
   int version;
-  bool has_split, has_windows, has_revoke, has_reduce_scatter;
+  bool has_split, has_windows, has_revoke, has_peers, has_reduce_scatter;
 };
 
 void Check(const Case& it) {
@@ -40,16 +40,17 @@ void Check(const Case& it) {
   EXPECT_EQ(has("ncclCommSplit"), it.has_split);
   EXPECT_EQ(has("ncclCommWindowRegister"), it.has_windows);
   EXPECT_EQ(has("ncclCommRevoke"), it.has_revoke);
+  EXPECT_EQ(has("ncclGetPeerDevicePointer"), it.has_peers);
   EXPECT_EQ(has("ncclReduceScatter"), it.has_reduce_scatter);
 }
 
 TEST(VersionsTest, OldVersionsLackFunctions) {
   static constexpr Case kCases[] = {
-      {"v2_12", 21212, false, false, false, true},
-      {"v2_18", 21805, true, false, false, true},
-      {"v2_27", 22703, true, true, false, true},
-      {"v3_0", 30000, true, true, true, true},
-      {"partial", 22809, true, true, true, false},
+      {"v2_12", 21212, false, false, false, false, true},
+      {"v2_18", 21805, true, false, false, false, true},
+      {"v2_27", 22703, true, true, false, false, true},
+      {"v3_0", 30000, true, true, true, true, true},
+      {"partial", 22809, true, true, true, true, false},
   };
   for (const Case& it : kCases) {
     SCOPED_TRACE(it.folder);

@@ -56,10 +56,16 @@ typedef struct shard_engine_options {
    *              "cuda:GPU-..." or "cuda:MIG-..." (nvidia-smi -L). Loads
    *              libshard_cuda.so, which lies beside libshard.so. Several ranks
    *              may share a GPU.
-   *   "cuda:0?offload=states&offload_threads=N"
-   *              The same with optimizer states and masters in pinned memory of
-   *              the host, whose N threads per rank (4 where N is not given, at
-   *              most 256) step them. All ranks offload, or none does.
+   *              Options, of which `&` joins several:
+   *     ?offload=states   Optimizer states and masters lie in pinned memory of
+   *              the host, whose `offload_threads` threads per rank (4 where it
+   *              is not given, at most 256) step them. Default: none. All ranks
+   *              offload, or none does.
+   *     ?collectives=nccl   Tensors move between ranks by NCCL; auto: by NCCL
+   *              where all ranks can use it. Default: staged, through memory of
+   *              the host. The same on every rank.
+   *     ?step=one_kernel   With NCCL, a step is one launch where ranks reach
+   *              each other's memory. Default: parts. The same on every rank.
    *   "cpu-async?max_delay=SECONDS&seed=N"
    *              Runs every kernel on a thread after a pause, to find code that
    *              does not wait as it must. */
@@ -275,8 +281,9 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_device(
  * that of the ranks, first within each shard group unless the plan is
  * deterministic; or "library", for some one that the transport chooses. With
  * NCCL `registered_bytes` is how much of the tensors' memory is registered with
- * it, and where nothing is, `not_registered` says why. More keys may come.
- * Local. */
+ * it, and where nothing is, `not_registered` says why. With step=one_kernel
+ * `one_kernel` is whether a step may be one launch, and where none is,
+ * `not_one_kernel` says why. More keys may come. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_json(
     const shard_engine* engine, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;

@@ -64,8 +64,12 @@ StatusOr<NcclLibrary> Examine(cuda::Library library) {
 #define SHARD_NCCL_FIND_LATER(Name, symbol, parameters) \
   opened.api.Name = opened.library.Find<NcclResult parameters>(#symbol);
     SHARD_NCCL_REGISTRATION(SHARD_NCCL_FIND_LATER)
-#undef SHARD_NCCL_FIND_LATER
   }
+  if (opened.version >= kTellsPeersFrom) {
+    SHARD_NCCL_WINDOWS(SHARD_NCCL_FIND_LATER)
+    SHARD_NCCL_PEERS(SHARD_NCCL_FIND_LATER)
+  }
+#undef SHARD_NCCL_FIND_LATER
   opened.api.GetErrorString =
       opened.library.Find<const char*(NcclResult)>("ncclGetErrorString");
   opened.api.GetLastError =
@@ -80,7 +84,8 @@ std::vector<std::pair<std::string_view, bool>> NcclLibrary::FindLaterFunctions()
   std::vector<std::pair<std::string_view, bool>> found;
   for (const char* const name :
        {"ncclMemAlloc", "ncclCommRegister", "ncclCommWindowRegister",
-        "ncclCommShrink", "ncclCommRevoke", "ncclCommGrow"}) {
+        "ncclCommShrink", "ncclCommRevoke", "ncclCommGrow",
+        "ncclGetPeerDevicePointer"}) {
     found.emplace_back(name, library.Find<void()>(name) != nullptr);
   }
   return found;

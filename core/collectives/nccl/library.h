@@ -24,6 +24,9 @@ inline constexpr int kOldestVersion = 21800;
 // The first version that registers memory.
 inline constexpr int kRegistersFrom = 21900;
 
+// The first version that tells where the memory of other ranks is.
+inline constexpr int kTellsPeersFrom = 22902;
+
 // Returns "2.28.9".
 std::string VersionText(int version);
 

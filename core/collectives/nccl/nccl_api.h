@@ -34,6 +34,10 @@ enum class NcclType : int {
 enum class NcclOp : int { kSum = 0 };
 
 using NcclComm = struct ncclComm*;
+using NcclWindow = struct ncclWindow*;
+
+// A flag of a window that all ranks register together.
+inline constexpr int kNcclSymmetric = 1;
 
 struct NcclId {
   char bytes[128];
@@ -94,11 +98,29 @@ struct NcclConfig {
     (NcclComm comm, void* memory, size_t bytes, void** handle)) \
   X(CommDeregister, ncclCommDeregister, (NcclComm comm, void* handle))
 
+// Windows, of 2.27 and later, and the addresses of the ranks' memory in them,
+// of 2.29.2 and later. All ranks of a communicator register a window together,
+// and each deregisters it alone; there is no window where NCCL has none for
+// such memory. An address is null where this rank's kernels do not reach the
+// peer.
+#define SHARD_NCCL_WINDOWS(X)                                       \
+  X(CommWindowRegister, ncclCommWindowRegister,                     \
+    (NcclComm comm, void* memory, size_t bytes, NcclWindow* window, \
+     int flags))                                                    \
+  X(CommWindowDeregister, ncclCommWindowDeregister,                 \
+    (NcclComm comm, NcclWindow window))
+#define SHARD_NCCL_PEERS(X)                         \
+  X(GetPeerDevicePointer, ncclGetPeerDevicePointer, \
+    (NcclWindow window, size_t offset, int peer, void** address))
+
 struct NcclApi {
 #define SHARD_NCCL_FUNCTION(name, symbol, parameters) \
   NcclResult(*name) parameters = nullptr;
   SHARD_NCCL(SHARD_NCCL_FUNCTION)
-  SHARD_NCCL_REGISTRATION(SHARD_NCCL_FUNCTION)  // Null: NCCL lacks it.
+  // Null: NCCL lacks it.
+  SHARD_NCCL_REGISTRATION(SHARD_NCCL_FUNCTION)
+  SHARD_NCCL_WINDOWS(SHARD_NCCL_FUNCTION)
+  SHARD_NCCL_PEERS(SHARD_NCCL_FUNCTION)
 #undef SHARD_NCCL_FUNCTION
   const char* (*GetErrorString)(NcclResult result) = nullptr;
   const char* (*GetLastError)(NcclComm comm) = nullptr;
@@ -106,6 +128,10 @@ struct NcclApi {
   bool HasRegistration() const {
     return MemAlloc != nullptr && MemFree != nullptr &&
            CommRegister != nullptr && CommDeregister != nullptr;
+  }
+  bool HasPeers() const {
+    return CommWindowRegister != nullptr && CommWindowDeregister != nullptr &&
+           GetPeerDevicePointer != nullptr;
   }
 };
 

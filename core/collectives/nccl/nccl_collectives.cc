@@ -8,6 +8,7 @@
 #include "core/base/dtype.h"
 #include "core/base/rounding.h"
 #include "core/base/strings.h"
+#include "core/collectives/nccl/peer_memory.h"
 
 namespace shard::nccl {
 
@@ -100,6 +101,31 @@ StatusOr<DeviceMemory> NcclCollectives::Allocate(Device* device, size_t bytes,
 std::optional<RegisteredMemory> NcclCollectives::registered() const {
   return RegisteredMemory{parts_.comms->registered_bytes(),
                           parts_.registration->why_not()};
+}
+
+StatusOr<PeerMemory> NcclCollectives::FindPeerMemory(
+    Communicator* control, std::span<const DeviceMemory* const> memory,
+    const Deadline& deadline) {
+  return nccl::FindPeerMemory(control, *parts_.notices, parts_.comms.get(),
+                              parts_.watchdog.get(), *parts_.registration,
+                              memory, deadline);
+}
+
+void NcclCollectives::RunTogether(std::string_view tag, Stream* stream,
+                                  const std::function<void()>& enqueue) {
+  Watchdog* const watchdog = parts_.watchdog.get();
+  const Status status =
+      watchdog->Announce(Announce(Announcement::Kind::kTogether, tag,
+                                  RankSet::All(parts_.comms->world_size()), 0),
+                         deadline_.value_or(Deadline::After(parts_.timeout)));
+  if (!status.ok()) {
+    stream->Native(tag, [status](void*) { return status; });
+    return;
+  }
+  const auto end =
+      watchdog->Watch(std::string(tag), stream->Record(), deadline_);
+  enqueue();
+  end->Set(stream->Record());
 }
 
 bool NcclCollectives::IsOpened(std::string_view tag, const RankSet& set,

@@ -31,6 +31,7 @@
 #include "core/collectives/nccl/rank_comms.h"
 #include "core/collectives/nccl/registration.h"
 #include "core/collectives/nccl/watchdog.h"
+#include "core/comm/notices.h"
 #include "core/device/device.h"
 #include "core/device/stream.h"
 #include "core/observe/observer.h"
@@ -42,6 +43,7 @@ class NcclCollectives final : public Collectives {
   struct Parts {
     std::vector<RankSet> sets;
     std::shared_ptr<RankComms> comms;
+    std::shared_ptr<Notices> notices;
     std::optional<Registration> registration;
     std::unique_ptr<Watchdog> watchdog;
     // Memory of the registration, as in ReduceMemory.
@@ -67,6 +69,11 @@ class NcclCollectives final : public Collectives {
   StatusOr<DeviceMemory> Allocate(Device* device, size_t bytes,
                                   std::string_view what) override;
   std::optional<RegisteredMemory> registered() const override;
+  StatusOr<PeerMemory> FindPeerMemory(
+      Communicator* control, std::span<const DeviceMemory* const> memory,
+      const Deadline& deadline) override;
+  void RunTogether(std::string_view tag, Stream* stream,
+                   const std::function<void()>& enqueue) override;
   void ReduceScatter(std::string_view tag, const RankSet& set,
                      const ReduceScatterArgs& args, Stream* stream) override;
   void AllGatherBlocks(std::string_view tag, const RankSet& set,

@@ -119,6 +119,7 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
   NcclCollectives::Parts parts;
   parts.comms = std::move(made);
   parts.comms->SetObserver(control->observer());
+  parts.notices = notices;
   parts.sets.assign(sets.begin(), sets.end());
   parts.observer = control->observer();
   parts.order = options.order;

@@ -281,6 +281,14 @@ StatusOr<RankComms::Allocated> RankComms::Allocate(std::string_view what,
   return made;
 }
 
+StatusOr<std::vector<NcclWindow>> RankComms::OpenWindows(
+    std::span<std::byte* const> memory, const Check& check) {
+  std::vector<NcclWindow> windows;
+  SHARD_RETURN_IF_ERROR(state_->context->Run(
+      [&] { return memory_.OpenWindows(memory, check, &windows); }));
+  return windows;
+}
+
 void RankComms::Free(std::byte* memory) noexcept {
   if (::getpid() != owner_ || state_->context->is_abandoned()) return;
   try {

@@ -98,6 +98,12 @@ class RankComms {
   // NcclApi::HasRegistration().
   StatusOr<Allocated> Allocate(std::string_view what, size_t bytes,
                                const Check& check);
+  // Registers memory of Allocate as windows of all ranks, which last until it
+  // is freed. COLLECTIVE. Returns the windows; null: NCCL has none for such
+  // memory. After an error NCCL may wait for the other ranks. REQUIRES:
+  // NcclApi::HasPeers(); the same sizes on all ranks.
+  StatusOr<std::vector<NcclWindow>> OpenWindows(
+      std::span<std::byte* const> memory, const Check& check);
   // Deregisters memory that no work uses any more, and frees it. Where the
   // communicators were aborted, or do not deregister it, it is freed with them.
   // In a child of fork it does nothing.

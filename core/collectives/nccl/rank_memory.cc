@@ -8,6 +8,7 @@
 #include "core/base/deadline.h"
 #include "core/base/strings.h"
 #include "core/collectives/nccl/rank_comms.h"
+#include "core/comm/rank_set.h"
 
 namespace shard::nccl {
 
@@ -114,6 +115,35 @@ Status RankMemory::Register(std::byte* memory, Registered* registered,
   return Status();
 }
 
+Status RankMemory::OpenWindows(std::span<std::byte* const> memory,
+                               const Check& check,
+                               std::vector<NcclWindow>* windows) {
+  constexpr std::string_view kCall = "ncclCommWindowRegister";
+  std::vector<std::pair<std::byte*, Registered*>> all;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (std::byte* const it : memory) {
+      const auto found = memory_.find(it);
+      if (found == memory_.end()) {
+        return InvalidArgument(kCall, " of memory that is not registered");
+      }
+      found->second.is_window = true;
+      all.emplace_back(it, &found->second);
+    }
+  }
+  for (const auto& [data, registered] : all) {
+    const auto make = [&, data = data, registered = registered](
+                          const NcclApi& api, NcclComm comm) {
+      return api.CommWindowRegister(comm, data, registered->bytes,
+                                    &registered->window, kNcclSymmetric);
+    };
+    SHARD_RETURN_IF_ERROR(comms_->Enqueue(
+        kCall, RankSet::All(comms_->world_size()), make, check));
+    windows->push_back(registered->window);
+  }
+  return Status();
+}
+
 Status RankMemory::Free(std::byte* memory) {
   Registered* registered = nullptr;
   {
@@ -139,6 +169,18 @@ Status RankMemory::Free(std::byte* memory) {
 Status RankMemory::Deregister(Registered* registered, const Check& check) {
   if (comms_->has_ended()) {
     return Cancelled("NCCL's communicators were aborted");
+  }
+  if (registered->is_window) {
+    // CallOn waits for a call that makes the window, and tells it late.
+    const auto close = [&](NcclComm comm) {
+      return registered->window == nullptr
+                 ? NcclResult::kSuccess
+                 : comms_->library().api.CommWindowDeregister(
+                       comm, registered->window);
+    };
+    SHARD_RETURN_IF_ERROR(
+        comms_->CallOn(0, "ncclCommWindowDeregister", close, check));
+    registered->is_window = false;
   }
   for (size_t i = 0; i < registered->handles.size(); ++i) {
     void*& handle = registered->handles[i];

@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -43,6 +44,9 @@ class RankMemory {
   // As RankComms's. REQUIRES: the context is current.
   StatusOr<Allocated> Allocate(std::string_view what, size_t bytes,
                                const Check& check);
+  // The windows that NCCL has made are added to `windows`.
+  Status OpenWindows(std::span<std::byte* const> memory, const Check& check,
+                     std::vector<NcclWindow>* windows);
   // Returns why the memory is left to FreeRest.
   Status Free(std::byte* memory);
   // Frees what was not deregistered. REQUIRES: the context is current; the
@@ -57,6 +61,9 @@ class RankMemory {
   struct Registered {
     size_t bytes = 0;
     std::vector<void*> handles;  // By communicator; null: there is none.
+    // The window of all ranks. NCCL may write it while its call is in progress.
+    NcclWindow window = nullptr;
+    bool is_window = false;  // Or may become one.
   };
 
   // Returns the error of ncclMemAlloc.

@@ -10,8 +10,10 @@
 // less than that more than it asks for. An NCCL that would take larger pieces
 // registers nothing, for plans predict the memory of a GPU.
 //
-// Symmetric windows (ncclCommWindowRegister, 2.27) are not used: all ranks
-// would have to register each of them together, where Allocate is local.
+// Collectives use no symmetric windows (ncclCommWindowRegister, 2.27): all
+// ranks would have to register each of them together, where Allocate is local.
+// Memory whose address other ranks are to know becomes one later
+// (peer_memory.h).
 //
 // Thread-safe.
 

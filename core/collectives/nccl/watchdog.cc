@@ -37,6 +37,8 @@ std::string_view NameOf(Announcement::Kind kind) {
       return "an all-to-all";
     case Announcement::Kind::kAllGather:
       return "an all-gather";
+    case Announcement::Kind::kTogether:
+      return "a kernel of all ranks";
     default:
       return "a broadcast";
   }

@@ -47,6 +47,7 @@ struct Announcement {
     kAllToAll,       // Blocks for a sum in the order of ranks.
     kAllGather,
     kBroadcast,
+    kTogether,  // A kernel that meets those of the other ranks.
   };
   static constexpr size_t kTagBytes = 48;
 

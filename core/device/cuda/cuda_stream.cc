@@ -235,11 +235,14 @@ void CudaStream::Update(const UpdateList& list, size_t range,
 
 void CudaStream::UpdateAll(const UpdateList& list, const StepBlocks& step) {
   Works works;
-  for (const StepLaunch& launch : UpdateTable::Of(list).step()) {
+  const UpdateTable& table = UpdateTable::Of(list);
+  // A rank without elements meets the others all the same.
+  const uint64_t least = table.meetings() == nullptr ? 0 : 1;
+  for (const StepLaunch& launch : table.step()) {
     const UpdateElementsArgs args = {launch.first, launch.more, launch.num_more,
-                                     step.kernels};
+                                     step.kernels, table.meetings()};
     Add(kernels_->update(launch.formula, launch.first.needs_random), args,
-        launch.num_tiles, &works);
+        std::max(launch.num_tiles, least), &works);
   }
   SubmitUpdate(std::move(works));
   for (size_t r = list.ranges.size(); r-- > 0;) {

@@ -100,12 +100,43 @@ StatusOr<std::shared_ptr<const UpdateTable>> UpdateTable::Make(
     norm.count = range.count;
     table->norms_.push_back(norm);
   }
+  if (list.peers) SHARD_RETURN_IF_ERROR(table->AddPeers(memory, list));
   SHARD_RETURN_IF_ERROR(table->AddStep(memory, list));
   SHARD_RETURN_IF_ERROR(table->AddSquares(memory, list, made));
   SHARD_RETURN_IF_ERROR(table->AddMatrices(memory, list));
   MuonProducts products(context, std::move(cublas));
   SHARD_RETURN_IF_ERROR(table->AddProducts(memory, &products, list, made));
   return std::shared_ptr<const UpdateTable>(std::move(table));
+}
+
+Status UpdateTable::AddPeers(const Memory& memory, const UpdateList& list) {
+  const UpdatePeers& peers = *list.peers;
+  std::vector<void*> all;
+  for (const auto& one : peers.params) {
+    all.insert(all.end(), one.begin(), one.end());
+  }
+  SHARD_ASSIGN_OR_RETURN(peer_params_,
+                         memory.Upload(all.data(), all.size() * sizeof(all[0]),
+                                       "the table of other ranks' parameters"));
+  SHARD_ASSIGN_OR_RETURN(
+      peer_flags_, memory.Upload(peers.flags.data(),
+                                 peers.flags.size() * sizeof(peers.flags[0]),
+                                 "the table of flags"));
+  PeerMeetings meetings = {};
+  meetings.ranks = static_cast<uint32_t>(peers.flags.size());
+  meetings.rank = static_cast<uint32_t>(peers.rank);
+  meetings.flags = reinterpret_cast<uint64_t* const*>(peer_flags_.data());
+  meetings.waits = peers.waits;
+  SHARD_ASSIGN_OR_RETURN(
+      meetings_, memory.Upload(&meetings, sizeof(meetings), "meetings"));
+  auto* const* copies = reinterpret_cast<void* const*>(peer_params_.data());
+  for (size_t r = 0; r < list.ranges.size(); ++r) {
+    ElementRange& range = parts_[first_parts_[r]].range;
+    range.peer_params = copies;
+    range.num_peers = static_cast<uint32_t>(peers.params[r].size());
+    copies += range.num_peers;
+  }
+  return Status();
 }
 
 Status UpdateTable::AddStep(const Memory& memory, const UpdateList& list) {

@@ -24,6 +24,7 @@
 #include "core/device/update_list.h"
 #include "kernels/cuda/adafactor.h"
 #include "kernels/cuda/norm.h"
+#include "kernels/cuda/peers.h"
 #include "kernels/cuda/update_elements.h"
 #include "kernels/cuda/update_tensors.h"
 
@@ -72,10 +73,16 @@ class UpdateTable {
   }
   // Returns the launches that update all ranges but those of tensor formulas.
   std::span<const StepLaunch> step() const { return step_; }
+  // Returns the meetings of these launches with those of other ranks, in the
+  // device's memory; null where the list has no peers.
+  PeerMeetings* meetings() const {
+    return reinterpret_cast<PeerMeetings*>(meetings_.data());
+  }
 
  private:
   struct Slices;
 
+  Status AddPeers(const Memory& memory, const UpdateList& list);
   Status AddStep(const Memory& memory, const UpdateList& list);
   Status AddSquares(const Memory& memory, const UpdateList& list,
                     const std::vector<Slices>& slices);
@@ -85,6 +92,9 @@ class UpdateTable {
 
   DeviceMemory slices_;
   DeviceMemory sources_;
+  DeviceMemory peer_params_;
+  DeviceMemory peer_flags_;
+  DeviceMemory meetings_;
   DeviceMemory ranges_;
   DeviceMemory first_groups_;
   DeviceMemory square_sums_;

@@ -98,6 +98,10 @@ class EngineMemory {
   const EngineBuffer& buffer(int32_t index) const {
     return buffers_[static_cast<size_t>(index)];
   }
+  // Return the allocations of the parameters and of the whole gradients.
+  // REQUIRES: ranks do not share memory.
+  const DeviceMemory& params() const { return params_.pages; }
+  const DeviceMemory& grads() const { return grads_.pages; }
   // Returns the processor that steps the parameters, and the workspace that it
   // needs.
   Processor stepper() const { return stepper_; }

@@ -41,6 +41,14 @@ StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
           *runtime->plan_, comm, device, runtime->collectives_.get(),
           before == nullptr ? nullptr : &before->memory(), deadline));
   runtime->memory_.emplace(std::move(memory));
+  if (options.one_kernel && comm->world_size() > 1) {
+    SHARD_ASSIGN_OR_RETURN(
+        runtime->peers_,
+        PeerStep::Create({runtime->plan_.get(), &*runtime->memory_, comm,
+                          runtime->collectives_.get(), device,
+                          options.allow_missing, options.overlap},
+                         deadline));
+  }
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, "start streams",
                                       runtime->Connect(comm, device, options),
                                       deadline));
@@ -173,6 +181,7 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   step_deps.host = host_;
   step_deps.compute = compute_.get();
   step_deps.collectives = collectives_.get();
+  step_deps.peers = peers_.get();
   step_deps.transfers = transfers_.get();
   step_deps.queue = queue_.get();
   step_deps.published = &*published_;

@@ -19,6 +19,7 @@
 #include "core/engine/memory/bound_copies.h"
 #include "core/engine/memory/bound_memory.h"
 #include "core/engine/memory/buffers.h"
+#include "core/engine/step/peer_step.h"
 #include "core/engine/step/step.h"
 #include "core/engine/transfer/comm_queue.h"
 #include "core/engine/transfer/published_units.h"
@@ -35,6 +36,7 @@ class EngineRuntime {
     bool allow_missing;
     bool overlap;
     Transport transport;
+    bool one_kernel;  // A step of several ranks is one, where it can be.
     // Both must outlive the runtime.
     const BoundMemory* bound;
     HostStream* host;
@@ -59,6 +61,8 @@ class EngineRuntime {
   Collectives& collectives() const { return *collectives_; }
   const ReduceMemory& reduce_memory() const { return reduce_; }
   Transfers& transfers() const { return *transfers_; }
+  // Returns the step of one kernel; null where it was not asked for.
+  const PeerStep* peers() const { return peers_.get(); }
   // Returns the stream of transfers that somebody waits for: the queue, after a
   // meeting in its work, or else a call, which has drained the queue. On "cpu"
   // it is inline.
@@ -103,6 +107,7 @@ class EngineRuntime {
   std::optional<EngineMemory> memory_;
   HostStream* host_ = nullptr;
   std::unique_ptr<BoundCopies> copies_;
+  std::unique_ptr<PeerStep> peers_;
   std::unique_ptr<Transfers> transfers_;
   std::optional<PublishedUnits> published_;
   std::unique_ptr<Units> units_;

@@ -43,8 +43,10 @@ Stepper::Stepper(const Dependencies& deps, UpdateList list, StepLatch latch,
       sums_(std::move(sums)),
       parts_(deps.plan->units().size()),
       updated_(deps.plan->units().size()) {
-  on_failure_ =
-      deps_.collectives->OnFailure([this](const Status&) { latch_.Poison(); });
+  on_failure_ = deps_.collectives->OnFailure([this](const Status&) {
+    latch_.Poison();
+    if (deps_.peers != nullptr) deps_.peers->EndWaits();
+  });
   const std::vector<EngineBuffer>& buffers = deps.memory->buffers();
   size_t range = 0;
   for (size_t b = 0; b < buffers.size(); ++b) {
@@ -90,10 +92,12 @@ Status Stepper::Run(const StepInput& input, bool meets,
   // Offloaded updates read the results of the norm from the host's block.
   latch_.Download(deps_.compute);
   // The streams of one rank have nothing to do beside updates, which then are
-  // one launch.
-  const bool at_once = !begun_ && deps_.comm->world_size() == 1 &&
-                       !deps_.compute->IsInline() &&
-                       deps_.device->offload() == nullptr;
+  // one launch; so are those that ranks make together.
+  const bool together = reduced.empty() && CanUpdateTogether(input);
+  const bool alone = !begun_ && deps_.comm->world_size() == 1 &&
+                     !deps_.compute->IsInline() &&
+                     deps_.device->offload() == nullptr;
+  const bool at_once = together || alone;
   SHARD_RETURN_IF_ERROR(at_once ? EnqueueUpdateOfAll(reduced, deadline, report)
                                 : EnqueueUpdates(reduced, deadline, report));
   begun_ = false;
@@ -189,21 +193,32 @@ void Stepper::EnqueueMeeting(std::string_view what, const Meeting& meeting) {
 Status Stepper::EnqueueUpdateOfAll(const std::vector<Event>& events,
                                    const Deadline& deadline,
                                    StepReport* report) {
+  const bool together = events.empty() && deps_.peers != nullptr;
+  const UpdateList& list = together ? deps_.peers->list() : list_;
   uint64_t bytes = 0;
   {
     Stopwatch wait(&report->seconds_wait);
     for (const std::vector<Part>& unit : parts_) {
       for (const Part& part : unit) {
-        SHARD_RETURN_IF_ERROR(
-            deps_.queue->Wait(events[part.buffer], deps_.compute, deadline));
-        bytes += BytesOf(part, nullptr);
+        if (!together) {
+          SHARD_RETURN_IF_ERROR(
+              deps_.queue->Wait(events[part.buffer], deps_.compute, deadline));
+        }
+        bytes += BytesOf(list, part, nullptr);
       }
     }
   }
   Span updating(deps_.comm->observer(), EventId::kUpdate, {},
                 &report->seconds_update);
   CheckGradients(deps_.compute);
-  deps_.compute->UpdateAll(list_, latch_.blocks());
+  if (together) {
+    const CollectiveDeadline scope(deps_.collectives, meeting_deadline_);
+    deps_.collectives->RunTogether("step", deps_.compute, [&] {
+      deps_.compute->UpdateAll(list, latch_.blocks());
+    });
+  } else {
+    deps_.compute->UpdateAll(list, latch_.blocks());
+  }
   updating.set_bytes(bytes);
   bytes_.update += bytes;
   return Status();
@@ -236,7 +251,7 @@ Status Stepper::EnqueueUpdates(const std::vector<Event>& events,
       {
         Span updating(deps_.comm->observer(), EventId::kUpdate, {.unit = unit},
                       &report->seconds_update);
-        const uint64_t bytes = BytesOf(part, nullptr);
+        const uint64_t bytes = BytesOf(list_, part, nullptr);
         if (!has_norm) CheckGradients(deps_.compute);
         deps_.compute->Update(list_, part.range, latch_.blocks(), nullptr);
         updating.set_bytes(bytes);
@@ -250,13 +265,13 @@ Status Stepper::EnqueueUpdates(const std::vector<Event>& events,
   return Status();
 }
 
-uint64_t Stepper::BytesOf(const Part& part,
+uint64_t Stepper::BytesOf(const UpdateList& list, const Part& part,
                           const GradientSources* gradients) const {
   const StepBlock& block = latch_.host_block();
-  const UpdateRange& range = list_.ranges[part.range];
-  return UpdateBytes(list_, range, block,
+  const UpdateRange& range = list.ranges[part.range];
+  return UpdateBytes(list, range, block,
                      gradients == nullptr
-                         ? list_.GradientsOf(range, block.has_norm)
+                         ? list.GradientsOf(range, block.has_norm)
                          : *gradients,
                      deps_.plan->buffers()[part.buffer].grad_dtype);
 }
@@ -337,7 +352,8 @@ Status Stepper::UpdateEagerly(
       given[i] = {sources.data(), sources.size(),
                   deps_.plan->buffers()[parts[i].buffer].grad_dtype};
     }
-    bytes += BytesOf(parts[i], in_place == nullptr ? nullptr : &given[i]);
+    bytes +=
+        BytesOf(list_, parts[i], in_place == nullptr ? nullptr : &given[i]);
   }
   Stream* const to = deps_.updates == nullptr ? stream : deps_.updates;
   if (to != stream) to->Wait(stream->Record(), Deadline::After(deps_.timeout));

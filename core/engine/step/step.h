@@ -46,6 +46,7 @@
 #include "core/device/update_list.h"
 #include "core/engine/memory/bound_copies.h"
 #include "core/engine/memory/buffers.h"
+#include "core/engine/step/peer_step.h"
 #include "core/engine/step/step_latch.h"
 #include "core/engine/transfer/comm_queue.h"
 #include "core/engine/transfer/published_units.h"
@@ -101,6 +102,7 @@ class Stepper {
     HostStream* host;
     Stream* compute;
     Collectives* collectives;
+    PeerStep* peers;  // Null: a step is made of several launches.
     Transfers* transfers;
     CommQueue* queue;
     PublishedUnits* published;
@@ -120,15 +122,22 @@ class Stepper {
   // Enqueues a step. COLLECTIVE. `meets`: the compute streams of the ranks meet
   // before the step, which uses memory of other ranks; the same on all ranks.
   // `reduced`: by buffer of the plan, the event after which its gradients are
-  // reduced. REQUIRES: every rank has entered the step, and the result of the
-  // step before was taken. The host's next work comes when nobody reads
-  // gradients any more, and every rank sees all new parameters, in the memory
-  // that it bound too, or, with overlap, will see them when it acquires their
-  // units. Adds to the times of `report`, but for seconds_total and those of
-  // communication.
+  // reduced; empty: the ranks add them together (CanUpdateTogether). REQUIRES:
+  // every rank has entered the step, and the result of the step before was
+  // taken. The host's next work comes when nobody reads gradients any more, and
+  // every rank sees all new parameters, in the memory that it bound too, or,
+  // with overlap, will see them when it acquires their units. Adds to the times
+  // of `report`, but for seconds_total and those of communication.
   Status Run(const StepInput& input, bool meets,
              const std::vector<Event>& reduced, const Deadline& deadline,
              StepReport* report);
+
+  // Returns whether ranks may make the step together (PeerStep), if no
+  // gradients were reduced before it. The same on all ranks.
+  bool CanUpdateTogether(const StepInput& input) const {
+    return deps_.peers != nullptr && deps_.peers->why_not().empty() &&
+           !begun_ && !input.needs_norm();
+  }
 
   // Waits for the one event that ends the last step of Run, and fills the
   // result in `report`: skipped and grad_norm; adds to bytes_moved and to
@@ -209,16 +218,18 @@ class Stepper {
   void EnqueueMeeting(std::string_view what, const Meeting& meeting);
   // Enqueues the end of publishing, on the compute stream.
   Status EnqueueFinish(const Deadline& deadline);
-  // Enqueues the updates of all units at once, after all events. REQUIRES: the
-  // rank is alone, so that nothing is published; no unit is updated yet.
+  // Enqueues the updates of all units at once, after all events; without events
+  // together with the other ranks. REQUIRES: nothing is published after them;
+  // no unit is updated yet.
   Status EnqueueUpdateOfAll(const std::vector<Event>& events,
                             const Deadline& deadline, StepReport* report);
   // Enqueues the updates unit by unit, each buffer after its event.
   Status EnqueueUpdates(const std::vector<Event>& events,
                         const Deadline& deadline, StepReport* report);
-  // Returns the bytes that the update of a part moves unless the step is
-  // skipped. `gradients` as in Stream::Update.
-  uint64_t BytesOf(const Part& part, const GradientSources* gradients) const;
+  // Returns the bytes that the update of a part of a list moves unless the step
+  // is skipped. `gradients` as in Stream::Update.
+  uint64_t BytesOf(const UpdateList& list, const Part& part,
+                   const GradientSources* gradients) const;
   // Enqueue the publishing of a buffer, on a stream, and on the queue.
   Status Publish(size_t buffer, Stream* stream);
   void EnqueuePublish(int32_t unit, size_t buffer);

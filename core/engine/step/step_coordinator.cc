@@ -265,8 +265,9 @@ Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
   if (enqueued.ok()) {
     StepReport dropped;
     if (deps_.comm->world_size() > 1) stepper.MarkBegin();
-    enqueued = stepper.Run(input, units.SomeAreAsync(),
-                           units.EnqueueRest(deadline), deadline, &dropped);
+    enqueued =
+        stepper.Run(input, units.SomeAreAsync(),
+                    units.EnqueueRest(true, deadline), deadline, &dropped);
   }
   units.FinishStep();
   captured.bound_bytes = runtime_->bound_copies().TakeBytes();
@@ -404,8 +405,11 @@ Status StepCoordinator::RunStep(const StepOptions& options, int32_t leader,
   }
   report->loss_scale = LossScaleOf(options, agreement_.setting());
   const bool meets = units.SomeAreAsync();
-  const Status ran = runtime_->stepper().Run(
-      input, meets, units.EnqueueRest(deadline), deadline, report);
+  Stepper& stepper = runtime_->stepper();
+  const bool together =
+      stepper.CanUpdateTogether(input) && !units.states().any_ready();
+  const Status ran = stepper.Run(
+      input, meets, units.EnqueueRest(!together, deadline), deadline, report);
   // Fails for good: some of the parameters may be updated.
   if (!ran.ok()) return units.Fail(ran);
   begun_.reset();

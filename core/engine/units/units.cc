@@ -221,11 +221,11 @@ Status Units::EnterChange(Activity activity, const Status& local,
   return Status();
 }
 
-std::vector<Event> Units::EnqueueRest(const Deadline& deadline) {
+std::vector<Event> Units::EnqueueRest(bool reduces, const Deadline& deadline) {
   deps_.queue->AllowUntil(deadline);
   // The step itself does the rest from here.
   transfers_.SetEagerUpdate(nullptr);
-  return grads_.ReduceRest();
+  return reduces ? grads_.ReduceRest() : std::vector<Event>();
 }
 
 void Units::FinishStep() {

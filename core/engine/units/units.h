@@ -128,9 +128,10 @@ class Units {
   bool SomeAreAsync() const;
   // Enqueues the reduction of all gradients that were not reduced yet, after
   // EnterStep. COLLECTIVE. Returns, by buffer, the event after which the
-  // gradients are reduced. Gradients that no rank has become zeros. `deadline`:
-  // of the step, for which transfers from here on may have to wait.
-  std::vector<Event> EnqueueRest(const Deadline& deadline);
+  // gradients are reduced. Gradients that no rank has become zeros. `reduces`:
+  // false where the step adds gradients itself; then there are no events.
+  // `deadline`: of the step, for which transfers from here on may have to wait.
+  std::vector<Event> EnqueueRest(bool reduces, const Deadline& deadline);
   // Takes part in the operations of other ranks, for a rank without input:
   // proposes `proposal`, of kJoin, until the others step or begin a step
   // (`leader` is set to the rank whose proposal says so) or all ranks have

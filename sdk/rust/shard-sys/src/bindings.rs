@@ -875,10 +875,16 @@ pub struct shard_engine_options {
     ///              "cuda:GPU-..." or "cuda:MIG-..." (nvidia-smi -L). Loads
     ///              libshard_cuda.so, which lies beside libshard.so. Several ranks
     ///              may share a GPU.
-    ///   "cuda:0?offload=states&offload_threads=N"
-    ///              The same with optimizer states and masters in pinned memory of
-    ///              the host, whose N threads per rank (4 where N is not given, at
-    ///              most 256) step them. All ranks offload, or none does.
+    ///              Options, of which `&` joins several:
+    ///     ?offload=states   Optimizer states and masters lie in pinned memory of
+    ///              the host, whose `offload_threads` threads per rank (4 where it
+    ///              is not given, at most 256) step them. Default: none. All ranks
+    ///              offload, or none does.
+    ///     ?collectives=nccl   Tensors move between ranks by NCCL; auto: by NCCL
+    ///              where all ranks can use it. Default: staged, through memory of
+    ///              the host. The same on every rank.
+    ///     ?step=one_kernel   With NCCL, a step is one launch where ranks reach
+    ///              each other's memory. Default: parts. The same on every rank.
     ///   "cpu-async?max_delay=SECONDS&seed=N"
     ///              Runs every kernel on a thread after a pause, to find code that
     ///              does not wait as it must.
@@ -1135,8 +1141,9 @@ extern "C" {
     /// that of the ranks, first within each shard group unless the plan is
     /// deterministic; or "library", for some one that the transport chooses. With
     /// NCCL `registered_bytes` is how much of the tensors' memory is registered with
-    /// it, and where nothing is, `not_registered` says why. More keys may come.
-    /// Local.
+    /// it, and where nothing is, `not_registered` says why. With step=one_kernel
+    /// `one_kernel` is whether a step may be one launch, and where none is,
+    /// `not_one_kernel` says why. More keys may come. Local.
     /// ```
     #[must_use]
     pub fn shard_engine_json(engine: *const shard_engine, buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;

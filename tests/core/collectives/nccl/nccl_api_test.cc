@@ -25,6 +25,10 @@ using testing::CalledAlike;
       #symbol);
 SHARD_NCCL(SHARD_CHECK)
 SHARD_NCCL_REGISTRATION(SHARD_CHECK)
+// nccl_device.h has SHARD_NCCL_PEERS.
+#if NCCL_VERSION_CODE >= 22700
+SHARD_NCCL_WINDOWS(SHARD_CHECK)
+#endif
 #undef SHARD_CHECK
 
 TEST(NcclApiTest, HasTheValuesOfTheHeader) {
@@ -44,6 +48,9 @@ TEST(NcclApiTest, HasTheValuesOfTheHeader) {
   is(NcclType::kFloat32, ncclFloat32);
   is(NcclType::kBfloat16, ncclBfloat16);
   is(sizeof(NcclId), sizeof(ncclUniqueId));
+#if NCCL_VERSION_CODE >= 22700
+  is(kNcclSymmetric, NCCL_WIN_COLL_SYMMETRIC);
+#endif
 }
 
 // The header's has more at its end.

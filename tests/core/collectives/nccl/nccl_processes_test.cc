@@ -62,6 +62,32 @@ TEST(NcclProcessesTest, AProcessThatIsKilledIsLost) {
   EXPECT_TRUE(results[2].passed()) << results[2].ToString();
 }
 
+// The fake's processes do not map each other's memory.
+TEST(NcclProcessesTest, MemoryOfAnotherProcessMayBeOutOfReach) {
+  const std::string url = UrlFor(Backend::kShm, UniqueName(), kRanks);
+  ExpectAllPassed(RunRanks(kRanks, [&](const Rank& me) {
+    const FakeNccl fake(OneGpuEach(kRanks), {.version = 22902});
+    const auto comm =
+        OpenCommunicator(url, {.rank = me.rank(), .world_size = kRanks});
+    ASSERT_OK(comm);
+    {
+      NcclRank rank(comm->get(), {RankSet::All(kRanks)});
+      const auto memory =
+          rank.collectives->Allocate(rank.device.get(), 100, "a test");
+      ASSERT_OK(memory);
+      const DeviceMemory* const all[] = {&*memory};
+      const auto peers =
+          rank.collectives->FindPeerMemory(comm->get(), all, Soon());
+      ASSERT_OK(peers);
+      EXPECT_EQ(peers->addresses.size(), 0u);
+      EXPECT_TRUE(
+          Contains(peers->why_not,
+                   "rank 0: its GPU does not reach the memory of rank 1"));
+    }
+    EXPECT_OK((*comm)->Shutdown(Soon()));
+  }));
+}
+
 TEST(NcclProcessesTest, DifferentVersionsAreNamed) {
   const std::string url = UrlFor(Backend::kShm, UniqueName(), kRanks);
   ExpectAllPassed(RunRanks(kRanks, [&](const Rank& me) {

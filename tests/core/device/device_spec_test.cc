@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The part of a device's name that says what is offloaded.
+// The options in the name of a device.
 
 #include <gtest/gtest.h>
 
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "core/device/device.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard::offload_spec_test {
+namespace shard::device_spec_test {
 namespace {
 
 TEST(OffloadSpecTest, NamesWhatIsOffloadedAndItsThreads) {
@@ -48,5 +49,20 @@ TEST(OffloadSpecTest, RefusesOthers) {
   expect("cpu-async?offload=states", {"offload", "max_delay"});
 }
 
+TEST(StepSpecTest, IsOneKernelOrParts) {
+  for (const auto& [spec, is_one] :
+       {std::pair("cuda:3", false), std::pair("cuda:3?step=parts", false),
+        std::pair("cuda:3?collectives=nccl&step=one_kernel", true)}) {
+    SCOPED_TRACE(spec);
+    const auto choice = ReadDeviceSpec(spec);
+    ASSERT_OK(choice);
+    EXPECT_EQ(choice->one_kernel, is_one);
+  }
+  ExpectError(ReadDeviceSpec("cuda:0?step=one"), StatusCode::kInvalidArgument,
+              {"step='one'", "known: one_kernel", "parts"});
+  ExpectError(OpenDevice("cpu?step=one_kernel"), StatusCode::kInvalidArgument,
+              {"step", "cpu"});
+}
+
 }  // namespace
-}  // namespace shard::offload_spec_test
+}  // namespace shard::device_spec_test

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Steps of several ranks in one kernel on each GPU, over the fakes of the
+// driver and of NCCL: they have the bits of ranks on processors, call nothing
+// of NCCL, and end where a rank does not come; where ranks do not reach each
+// other's memory, or a step needs more, it is made of parts.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/engine/engine.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/engine/cuda_training.h"
+#include "tests/core/engine/nccl_training.h"
+#include "tests/core/engine/thread_ranks.h"
+#include "tests/core/engine/unit_training.h"
+#include "tests/core/flat/sharding.h"
+#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/fake_nccl/fake_nccl_fixture.h"
+
+namespace shard::nccl_one_kernel_test {
+namespace {
+
+using nccl_training::MakeEngineOn;
+using testing::FakeNccl;
+
+constexpr int kSteps = 3;
+constexpr int kTellsPeers = 22902;
+
+testing::fake_cuda::Options Gpus(int count) {
+  testing::fake_cuda::Options options;
+  options.devices = count;
+  return options;
+}
+
+testing::fake_nccl::Options WithPeers() {
+  testing::fake_nccl::Options options;
+  options.version = kTellsPeers;
+  return options;
+}
+
+struct Form {
+  int ranks = 2;
+  int stage = 1;
+  std::string optimizer = "adamw?lr=0.1";
+  DType dtype = DType::kF32;
+  bool whole_grads = false;
+  bool clips = false;
+};
+
+std::shared_ptr<const Plan> MakePlan(const Form& form) {
+  UnitTraining training;
+  training.model = std::make_shared<Model>("Net");
+  for (int u = 0; u < 3; ++u) {
+    const ModuleId block =
+        *training.model->AddModule(kRootModule, StrCat("block", u), "Block");
+    EXPECT_OK(training.model->AddParam(block, "weight", form.dtype,
+                                       {2000 + 700 * u}));
+  }
+  training.optimizer = form.optimizer;
+  training.wrap = "class?names=Block";
+  training.plan.world_size = form.ranks;
+  training.plan.stage = form.stage;
+  training.plan.whole_grads = form.whole_grads;
+  training.plan.deterministic = true;
+  training.plan.prefetch = 0;
+  const auto plan = PlanOf(training);
+  EXPECT_OK(plan);
+  EXPECT_TRUE(form.stage == 0 || ShardsAsItsStage(**plan));
+  return *plan;
+}
+
+Status Step(Engine* engine, int rank, int step, const StepOptions& options) {
+  SHARD_RETURN_IF_ERROR(engine->Synchronize(0));
+  const auto& params = engine->plan().model().params();
+  for (size_t p = 0; p < params.size(); ++p) {
+    const auto param = static_cast<ParamId>(p);
+    SHARD_ASSIGN_OR_RETURN(const Engine::Tensor grad, engine->Grad(param));
+    std::vector<float> values(static_cast<size_t>(grad.numel));
+    for (int64_t i = 0; i < grad.numel; ++i) {
+      values[static_cast<size_t>(i)] = GradientValue(step, param + 3 * rank, i);
+    }
+    Store(engine->plan().buffer(engine->plan().place(param).buffer).grad_dtype,
+          values, grad.data);
+  }
+  return engine->Step(options, nullptr);
+}
+
+struct Result {
+  std::vector<std::vector<std::byte>> params;  // By rank.
+  std::string json;                            // Of rank 0.
+  uint64_t reductions = 0;                     // Calls of NCCL, in all steps.
+  uint64_t gathers = 0;
+};
+
+Result Train(const std::string& device, const Form& form,
+             const testing::fake_nccl::Options& nccl = WithPeers()) {
+  const FakeNccl fake(Gpus(form.ranks), nccl);
+  const auto plan = MakePlan(form);
+  Result result;
+  result.params.resize(static_cast<size_t>(form.ranks));
+  RunThreadRanks(
+      form.ranks,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        EngineOptions options;
+        options.one_kernel = device != "cpu";
+        const auto engine = MakeEngineOn(device, plan, comm, options);
+        ASSERT_OK(engine);
+        ASSERT_OK(cuda_training::Fill(engine->get()));
+        for (int step = 1; step <= kSteps; ++step) {
+          ASSERT_OK(
+              Step(engine->get(), comm->rank(), step,
+                   form.clips ? cuda_training::Clipped() : StepOptions()));
+        }
+        ASSERT_OK((*engine)->Synchronize(0));
+        auto& bytes = result.params[static_cast<size_t>(comm->rank())];
+        for (size_t p = 0; p < plan->model().params().size(); ++p) {
+          const auto param = (*engine)->Param(static_cast<ParamId>(p));
+          ASSERT_OK(param);
+          const auto* const begin = static_cast<const std::byte*>(param->data);
+          bytes.insert(bytes.end(), begin,
+                       begin + DTypeBytes(form.dtype, param->numel));
+        }
+        if (comm->rank() == 0) result.json = (*engine)->ToJson();
+      },
+      30, "direct=0");
+  const auto counts = testing::fake_nccl::Count({});
+  result.reductions =
+      counts.Calls("ncclReduceScatter") + counts.Calls("ncclSend");
+  result.gathers = counts.Calls("ncclAllGather");
+  return result;
+}
+
+class OneKernelTest : public ::testing::TestWithParam<Form> {};
+
+TEST_P(OneKernelTest, HasTheBitsOfProcessors) {
+  const Form& form = GetParam();
+  const Result expected = Train("cpu", form);
+  const Result one = Train("cuda", form);
+  EXPECT_NE(one.json.find("\"one_kernel\":true"), std::string::npos)
+      << one.json;
+  EXPECT_EQ(one.reductions, 0u);
+  EXPECT_EQ(one.gathers, 0u);
+  for (int r = 0; r < form.ranks; ++r) {
+    const auto rank = static_cast<size_t>(r);
+    EXPECT_FALSE(one.params[rank].empty());
+    EXPECT_TRUE(one.params[rank] == expected.params[rank]) << "rank " << r;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Forms, OneKernelTest,
+    ::testing::Values(Form{}, Form{.ranks = 3}, Form{.ranks = 3, .stage = 0},
+                      Form{.ranks = 3, .stage = 2, .whole_grads = true},
+                      Form{.optimizer = "sgd?lr=0.5"},
+                      Form{.ranks = 3, .dtype = DType::kBF16}));
+
+TEST(OneKernelFallbackTest, AStepThatClipsIsMadeOfParts) {
+  const Form form = {.clips = true};
+  const Result expected = Train("cpu", form);
+  const Result parts = Train("cuda", form);
+  EXPECT_GT(parts.reductions, 0u);
+  EXPECT_TRUE(parts.params[1] == expected.params[1]);
+}
+
+TEST(OneKernelFallbackTest, RanksThatDoNotReachEachOtherSayWhy) {
+  testing::fake_nccl::Options nccl = WithPeers();
+  nccl.ranks_in_reach = 1;
+  const Result parts = Train("cuda", {}, nccl);
+  EXPECT_NE(parts.json.find("\"one_kernel\":false"), std::string::npos);
+  EXPECT_NE(parts.json.find("does not reach the memory of rank"),
+            std::string::npos)
+      << parts.json;
+  EXPECT_GT(parts.reductions, 0u);
+}
+
+TEST(OneKernelFallbackTest, AnOlderLibraryIsNamed) {
+  const Result parts = Train("cuda", {}, {});
+  EXPECT_NE(parts.json.find("use 2.29.2 or later"), std::string::npos)
+      << parts.json;
+}
+
+TEST(OneKernelFallbackTest, ShardedGradientsAreNamed) {
+  const FakeNccl fake(Gpus(3), WithPeers());
+  const auto plan = MakePlan({.ranks = 3, .stage = 2});
+  RunThreadRanks(
+      3,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        EngineOptions options;
+        options.one_kernel = true;
+        const auto engine = MakeEngineOn("cuda", plan, comm, options);
+        ASSERT_OK(engine);
+        const std::string json = (*engine)->ToJson();
+        EXPECT_NE(json.find("stage 2 reduces gradients unit by unit"),
+                  std::string::npos)
+            << json;
+      },
+      30, "direct=0");
+}
+
+// Enqueues a kernel that ends once `released` is set.
+void HoldStream(Stream* stream, const std::atomic<bool>* released) {
+  stream->Native("a test", [released](void* native) {
+    int device = 0;
+    const testing::fake_cuda::WaitingKernel kernel = {
+        .name = "held",
+        .context = testing::fake_cuda::CurrentContext(&device),
+        .streams = {static_cast<cuda::CuStream>(native)},
+        .begin = [released] {
+          return [released] {
+            return *released ? testing::fake_cuda::Progress::kDone
+                             : testing::fake_cuda::Progress::kWaits;
+          };
+        }};
+    EXPECT_EQ(testing::fake_cuda::LaunchWaiting(kernel),
+              cuda::CuResult::kSuccess);
+    return Status();
+  });
+}
+
+// The kernels of the others wait for one whose stream is held, until its time
+// is over; then nothing is updated anywhere.
+TEST(OneKernelFailureTest, ARankWhoseStreamIsHeldEndsAll) {
+  constexpr int kHeld = 1;
+  const FakeNccl fake(Gpus(3), WithPeers());
+  const auto plan = MakePlan({.ranks = 3});
+  std::atomic<bool> released = false;
+  std::atomic<int> ended = 0;
+  RunThreadRanks(
+      3,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        EngineOptions options;
+        options.one_kernel = true;
+        const auto engine = MakeEngineOn("cuda", plan, comm, options);
+        ASSERT_OK(engine);
+        ASSERT_OK(cuda_training::Fill(engine->get()));
+        ASSERT_OK(Step(engine->get(), comm->rank(), 1, StepOptions()));
+        if (comm->rank() == kHeld) {
+          HoldStream(&(*engine)->host_stream(), &released);
+        }
+        const auto begin = std::chrono::steady_clock::now();
+        StepOptions step;
+        step.timeout = 1;
+        const Status status = (*engine)->Step(step, nullptr);
+        const std::chrono::duration<double> seconds =
+            std::chrono::steady_clock::now() - begin;
+        if (++ended == 3) released = true;
+        // All ranks have come to the step: nobody knows whose stream it is.
+        EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded)
+            << status.ToString();
+        EXPECT_LT(seconds.count(), 2.5);
+        while (!released) std::this_thread::yield();
+      },
+      30, "direct=0");
+}
+
+}  // namespace
+}  // namespace shard::nccl_one_kernel_test
