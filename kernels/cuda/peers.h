@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the kernels of several ranks, one on each GPU, meet: before they read
+// Meetings of the kernels of several ranks, one on each GPU: before they read
 // each other's gradients, and after they have stored parameters on all GPUs.
 //
 // Each rank has flags in memory that all GPUs reach: for each rank the number
@@ -9,6 +9,10 @@
 // for another one of the same launch, so that it does not matter how many of
 // them run at once: each of them says that its rank has come, and the last one
 // to end says that it leaves.
+//
+// The host may end the waits at any time. The first block of a launch that has
+// met the other ranks, or whose wait was ended, decides for all blocks whether
+// the launch updates: a range is updated as a whole or not at all.
 
 #ifndef SHARD_KERNELS_CUDA_PEERS_H_
 #define SHARD_KERNELS_CUDA_PEERS_H_
@@ -29,7 +33,10 @@ struct PeerMeetings {
   PeerWaits* waits;
   uint64_t number;    // Of meetings that are over.
   uint32_t finished;  // Blocks; 0 between launches.
+  uint32_t decision;  // A PeerDecision of the launch; kNone between launches.
 };
+
+enum class PeerDecision : uint32_t { kNone, kUpdate, kNoUpdate };
 
 // The halves of the flags.
 enum class PeerFlag : uint32_t { kCome, kLeft };
@@ -76,8 +83,13 @@ SHARD_DEVICE bool AwaitPeer(const PeerMeetings& meetings, PeerFlag half,
   const uint64_t* const flag = FlagAt(meetings, half, meetings.rank, by);
 #ifdef __CUDACC__
   constexpr unsigned kNanoseconds = 100;
-  while (LoadShared(flag) < number) {
-    if (LoadShared(&meetings.waits->ended) != 0) return false;
+  // `ended` is in the host's memory, which the reads of all blocks would keep
+  // busy.
+  constexpr uint32_t kTurnsPerLook = 64;
+  for (uint32_t turn = 1; LoadShared(flag) < number; ++turn) {
+    if (turn % kTurnsPerLook == 0 && LoadShared(&meetings.waits->ended) != 0) {
+      return false;
+    }
     __nanosleep(kNanoseconds);
   }
   return true;
@@ -86,34 +98,81 @@ SHARD_DEVICE bool AwaitPeer(const PeerMeetings& meetings, PeerFlag half,
 #endif
 }
 
-// Comes to the next meeting, and waits for the kernels of the other ranks.
-// Returns false where the host ends that. REQUIRES: all threads of a block call
-// this, and LeavePeers afterwards.
-SHARD_DEVICE bool MeetPeers(const PeerMeetings& meetings) {
-  const uint64_t number = meetings.number + 1;
+// The threads of a block that share loops over ranks.
+struct PeerThreads {
 #ifdef __CUDACC__
-  const uint32_t first = threadIdx.x;
-  const uint32_t step = blockDim.x;
+  uint32_t first = threadIdx.x;
+  uint32_t step = blockDim.x;
 #else
-  constexpr uint32_t first = 0;
-  constexpr uint32_t step = 1;
+  uint32_t first = 0;
+  uint32_t step = 1;
 #endif
-  bool met = true;
-  if (first == 0) {
+};
+
+// Returns whether `value` is true on all threads of the block.
+SHARD_DEVICE bool AllThreads(bool value) {
+#ifdef __CUDACC__
+  return __syncthreads_and(value ? 1 : 0) != 0;
+#else
+  return value;
+#endif
+}
+
+// Tells all ranks that this one has come to the next meeting. Returns false,
+// and uses no memory of theirs, where the host has ended that. REQUIRES: all
+// threads of a block call this.
+SHARD_DEVICE bool ComeToPeers(const PeerMeetings& meetings) {
+  const uint64_t number = meetings.number + 1;
+  const PeerThreads threads;
+  bool comes = true;
+  if (threads.first == 0) {
     StoreShared(number, &meetings.waits->begun);
-    met = LoadShared(&meetings.waits->ended) == 0;
+    comes = LoadShared(&meetings.waits->ended) == 0;
   }
-  for (uint32_t r = first; met && r < meetings.ranks; r += step) {
+  // No thread tells a rank before the first one has looked: the host waits only
+  // for kernels that have begun when it ends the waits.
+  if (!AllThreads(comes)) return false;
+  for (uint32_t r = threads.first; r < meetings.ranks; r += threads.step) {
     TellPeer(meetings, PeerFlag::kCome, number, r);
   }
-  for (uint32_t r = first; met && r < meetings.ranks; r += step) {
-    met = AwaitPeer(meetings, PeerFlag::kCome, number, r);
-  }
+  return true;
+}
+
+// Returns the decision of the launch, which is that of the block that comes
+// here first. REQUIRES: all threads of a block call this, with the same `met`.
+SHARD_DEVICE bool DecideForLaunch(bool met, PeerMeetings* meetings) {
 #ifdef __CUDACC__
-  return __syncthreads_and(met ? 1 : 0) != 0;
+  bool updates = false;
+  if (threadIdx.x == 0) {
+    const auto mine = static_cast<uint32_t>(met ? PeerDecision::kUpdate
+                                                : PeerDecision::kNoUpdate);
+    const auto none = static_cast<uint32_t>(PeerDecision::kNone);
+    const uint32_t before = atomicCAS(&meetings->decision, none, mine);
+    // The block that has decided has seen the other ranks, and now this one.
+    __threadfence_system();
+    const uint32_t decided = before == none ? mine : before;
+    updates = decided == static_cast<uint32_t>(PeerDecision::kUpdate);
+  }
+  return __syncthreads_or(updates ? 1 : 0) != 0;
 #else
+  // One thread runs all blocks.
+  static_cast<void>(meetings);
   return met;
 #endif
+}
+
+// Comes to the next meeting, and waits for the kernels of the other ranks.
+// Returns whether the launch updates: false on all of its blocks, or on none.
+// REQUIRES: all threads of a block call this, and LeavePeers afterwards.
+SHARD_DEVICE bool MeetPeers(PeerMeetings* meetings) {
+  const uint64_t number = meetings->number + 1;
+  const PeerThreads threads;
+  bool met = ComeToPeers(*meetings);
+  for (uint32_t r = threads.first; met && r < meetings->ranks;
+       r += threads.step) {
+    met = AwaitPeer(*meetings, PeerFlag::kCome, number, r);
+  }
+  return DecideForLaunch(AllThreads(met), meetings);
 }
 
 // Leaves the meeting once all blocks have come here, and then waits for the
@@ -129,8 +188,10 @@ SHARD_DEVICE void LeavePeers(PeerMeetings* meetings) {
 #endif
   const uint64_t number = meetings->number + 1;
   meetings->finished = 0;
+  meetings->decision = static_cast<uint32_t>(PeerDecision::kNone);
   meetings->number = number;
-  // Other ranks must not take what an ended wait has left out for an update.
+  // A launch that was ended may have updated nothing: the other ranks are not
+  // told that this one has.
   bool goes_on = LoadShared(&meetings->waits->ended) == 0;
   for (uint32_t r = 0; goes_on && r < meetings->ranks; ++r) {
     TellPeer(*meetings, PeerFlag::kLeft, number, r);

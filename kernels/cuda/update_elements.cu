@@ -41,7 +41,7 @@ SHARD_DEVICE void UpdateElements(const UpdateElementsArgs& args,
   const StepBlock& block = BlockCopy(args.block);
   if (block.drops_updates()) return;
   // An ended meeting updates nothing.
-  const bool updates = args.meetings == nullptr || MeetPeers(*args.meetings);
+  const bool updates = args.meetings == nullptr || MeetPeers(args.meetings);
   const AesTable table(args.range.needs_random);
   uint32_t begun = 0;
   for (uint32_t r = 0; updates && r <= args.num_more; ++r) {

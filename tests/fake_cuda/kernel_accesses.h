@@ -220,7 +220,7 @@ class MeetingUpdate {
     }
     if (number_ == 0) {
       number_ = meetings->number + 1;
-      cuda::MeetPeers(*meetings);
+      cuda::ComeToPeers(*meetings);
       return Progress::kMore;
     }
     // The second wait is that of the kernel's last block.
