@@ -162,9 +162,9 @@ class Collectives {
   // Has `handler` called, in any thread and while the result lives, when
   // collectives that run on a device are ended from outside of it: with the
   // error, and before the streams go on. It fails all streams whose work may
-  // use what did not come (Stream::Fail). Once the result is gone, the handler
-  // does not run any more. Returns null for collectives that are never ended
-  // so.
+  // use what did not come (Stream::Fail). Handlers run in the order in which
+  // they were given. Once the result is gone, the handler does not run any
+  // more. Returns null for collectives that are never ended so.
   using FailureHandler = std::function<void(const Status&)>;
   virtual std::shared_ptr<void> OnFailure(FailureHandler /*handler*/) {
     return nullptr;

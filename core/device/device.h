@@ -204,7 +204,8 @@ struct DeviceChoice {
   DeviceId::Kind kind = DeviceId::Kind::kCpu;
   std::optional<Offload> offload;
   Transport transport = Transport::kStaged;
-  bool one_kernel = false;  // A step of several ranks is one, where it can be.
+  // A step of several ranks is one kernel on each GPU, where that is possible.
+  bool one_kernel = false;
 };
 
 // Reads a spec of a device, which this machine need not have.

@@ -132,6 +132,8 @@ class Watchdog {
     std::shared_ptr<Notices> notices;
     std::shared_ptr<RankComms> comms;
     double timeout;
+    // Held while handlers run, which may wait seconds for kernels that they
+    // end: FindLate and the texts of other errors come after them.
     std::mutex mutex;
     std::list<Handler> handlers;  // GUARDED_BY(mutex)
     Status failed;                // GUARDED_BY(mutex)

@@ -236,13 +236,13 @@ void CudaStream::Update(const UpdateList& list, size_t range,
 void CudaStream::UpdateAll(const UpdateList& list, const StepBlocks& step) {
   Works works;
   const UpdateTable& table = UpdateTable::Of(list);
-  // A rank without elements meets the others all the same.
-  const uint64_t least = table.meetings() == nullptr ? 0 : 1;
+  // A range has as many elements on each rank, padding included, so all ranks
+  // make the same launches, and meet in each of them.
   for (const StepLaunch& launch : table.step()) {
     const UpdateElementsArgs args = {launch.first, launch.more, launch.num_more,
                                      step.kernels, table.meetings()};
     Add(kernels_->update(launch.formula, launch.first.needs_random), args,
-        std::max(launch.num_tiles, least), &works);
+        launch.num_tiles, &works);
   }
   SubmitUpdate(std::move(works));
   for (size_t r = list.ranges.size(); r-- > 0;) {

@@ -189,7 +189,8 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   step_deps.timeout = options.timeout;
   step_deps.overlap =
       options.overlap && !comm->direct() && !plan_->shards_params();
-  SHARD_ASSIGN_OR_RETURN(stepper_, Stepper::Create(step_deps));
+  // Before the stepper's handler, which lets kernels end: whoever waits for
+  // them is to see that the stream has failed.
   on_failure_ = collectives_->OnFailure(
       [streams = std::vector<Stream*>{compute_.get(), moving_.get(),
                                       &queue_->stream()},
@@ -197,6 +198,7 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
         for (Stream* const stream : streams) stream->Fail(error);
         if (updates != nullptr) updates->Fail(error);
       });
+  SHARD_ASSIGN_OR_RETURN(stepper_, Stepper::Create(step_deps));
   return Status();
 }
 

@@ -36,7 +36,9 @@ class EngineRuntime {
     bool allow_missing;
     bool overlap;
     Transport transport;
-    bool one_kernel;  // A step of several ranks is one, where it can be.
+    // A step of several ranks is one kernel on each GPU, where that is
+    // possible.
+    bool one_kernel;
     // Both must outlive the runtime.
     const BoundMemory* bound;
     HostStream* host;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // PeerStep: a step that is one launch on the GPU of each rank, for each formula
-// of elements. Its kernel adds the gradients of all ranks, in rank order and in
+// of elements. The kernel adds the gradients of all ranks, in rank order and in
 // fp32, where they lie; updates this rank's range; and stores the parameters on
-// all GPUs. W ranks, gradients of g bytes, parameters of p bytes: of an element
-// of the range (W - 1) (g + p) bytes pass between GPUs, as in a reduction and a
-// gather, and nothing of them is written or read once more.
+// all GPUs. The kernels of the ranks meet before and after that
+// (kernels/cuda/peers.h).
 //
-// The ranks' kernels meet before and after that (kernels/cuda/peers.h).
+// Between W GPUs pass (W - 1) (g + p) bytes for each element of a rank's range,
+// with gradients of g bytes and parameters of p. A reduction and a gather send
+// as many, and write and read sums and parameters once more.
 
 #ifndef SHARD_CORE_ENGINE_STEP_PEER_STEP_H_
 #define SHARD_CORE_ENGINE_STEP_PEER_STEP_H_
@@ -44,14 +45,14 @@ class PeerStep {
                                                     const Deadline& deadline);
 
   // Returns why the steps of this plan are not one launch, the same on all
-  // ranks; "" where those are that need no norm, and no unit of which was
-  // reduced before.
+  // ranks; "" where steps are one launch that need no norm and before which no
+  // unit was reduced.
   const std::string& why_not() const { return why_not_; }
   // Returns the update of such a step. REQUIRES: why_not() is "".
   const UpdateList& list() const { return list_; }
   // Ends the waits of this rank's kernels for those of others, and the use of
-  // their memory, for good: when this returns no kernel uses it, unless the GPU
-  // does not work. Any thread.
+  // the others' memory, for good: when this returns no kernel uses that memory,
+  // unless the GPU has not come to the kernel's end within 10 s. Any thread.
   void EndWaits() noexcept;
 
  private:

@@ -407,7 +407,7 @@ Status StepCoordinator::RunStep(const StepOptions& options, int32_t leader,
   const bool meets = units.SomeAreAsync();
   Stepper& stepper = runtime_->stepper();
   const bool together =
-      stepper.CanUpdateTogether(input) && !units.states().any_ready();
+      stepper.CanUpdateTogether(input) && !units.SomeReduced();
   const Status ran = stepper.Run(
       input, meets, units.EnqueueRest(!together, deadline), deadline, report);
   // Fails for good: some of the parameters may be updated.

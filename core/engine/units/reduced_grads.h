@@ -11,6 +11,7 @@
 #ifndef SHARD_CORE_ENGINE_UNITS_REDUCED_GRADS_H_
 #define SHARD_CORE_ENGINE_UNITS_REDUCED_GRADS_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -25,6 +26,11 @@ class ReducedGrads {
 
   // Returns whether the ranks hold a sum of the unit's gradients that counts.
   bool Counts(int32_t unit) const { return of(unit) == zeroed_; }
+  // Returns whether Counts is true of some unit.
+  bool SomeCount() const {
+    return std::find(reduced_.begin(), reduced_.end(), zeroed_) !=
+           reduced_.end();
+  }
   // Returns whether the gradients of a proposal count in no sum: another rank
   // had called zero_grad already when it declared the unit.
   bool IsOutdated(const Proposal& reduce) const {

@@ -126,6 +126,9 @@ class Units {
   // Returns whether, after EnterStep, streams of some ranks may have work left:
   // the streams must meet before ranks use each other's memory.
   bool SomeAreAsync() const;
+  // Returns whether gradients of some units were reduced before the step that
+  // the ranks have entered. The same on all ranks, also on those in Follow.
+  bool SomeReduced() const { return reduced_.SomeCount(); }
   // Enqueues the reduction of all gradients that were not reduced yet, after
   // EnterStep. COLLECTIVE. Returns, by buffer, the event after which the
   // gradients are reduced. Gradients that no rank has become zeros. `reduces`:
