@@ -289,10 +289,17 @@ Status Engine::CaptureEnd() {
     return FailedPrecondition(
         "capture_end without capture_begin: call that first");
   }
-  const Status active = host_.get()->CaptureId().status().WithContext(
-      "capture_end: the host's capture has ended before, or is invalid; "
-      "capture "
-      "again, and call capture_end before cudaStreamEndCapture");
+  Status active = host_.get()->CaptureId().status();
+  if (active.code() == StatusCode::kFailedPrecondition) {
+    // The stream's remedy is that of a capture that has not begun.
+    active = FailedPrecondition(
+        "capture_end: the host's capture has ended before, or became invalid "
+        "by a call that it forbids, as one that allocates memory or waits; "
+        "leave such calls out, capture again, and call capture_end before "
+        "cudaStreamEndCapture");
+  } else {
+    active = active.WithContext("capture_end");
+  }
   const Status captured = runtime_->EndCapture().WithContext("capture_end");
   return steps_.EndCapture(active.ok() ? captured : active, DeadlineOf(0));
 }

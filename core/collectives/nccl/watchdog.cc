@@ -47,16 +47,16 @@ std::string_view NameOf(Announcement::Kind kind) {
 }  // namespace
 
 std::string Announcement::ToText() const {
-  std::string text = StrCat(NameOf(kind), " '",
-                            std::string_view(tag, ::strnlen(tag, kTagBytes)),
-                            "' of ", count, " ");
+  std::string text =
+      StrCat(NameOf(kind), " '",
+             std::string_view(tag, ::strnlen(tag, kTagBytes)), "'");
   if (kind == Kind::kReduceScatter || kind == Kind::kAllToAll) {
-    StrAppend(&text, DTypeName(static_cast<DType>(dtype)), " to ",
-              DTypeName(static_cast<DType>(recv_dtype)),
+    StrAppend(&text, " of ", count, " ", DTypeName(static_cast<DType>(dtype)),
+              " to ", DTypeName(static_cast<DType>(recv_dtype)),
               add != 0 ? ", added," : "");
     if (block_groups != 1) StrAppend(&text, " in ", block_groups, " groups");
-  } else {
-    StrAppend(&text, "bytes");
+  } else if (kind != Kind::kTogether) {
+    StrAppend(&text, " of ", count, " bytes");
   }
   StrAppend(&text, " over ", ranks, " ranks");
   if (stride != 1) StrAppend(&text, " in steps of ", stride);

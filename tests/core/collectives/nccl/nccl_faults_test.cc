@@ -93,6 +93,19 @@ TEST(NcclFaultsTest, AChildOfForkLeavesNcclAlone) {
   });
 }
 
+// One rank's step is one kernel, and that of the others is not.
+TEST(NcclFaultsTest, AKernelOfAllRanksIsNamedWithoutBytes) {
+  RunNcclRanks([](NcclRank* rank) {
+    if (rank->comm->rank() == 1) {
+      rank->collectives->RunTogether("step", rank->stream.get(), [] {});
+    }
+    const Status status = Gather(rank);
+    ExpectEnd(status, StatusCode::kDesync);
+    EXPECT_TRUE(Contains(status.message(),
+                         "rank 1 a kernel of all ranks 'step' over 3 ranks"));
+  });
+}
+
 // One rank takes the sums of NCCL, and the others an all-to-all.
 TEST(NcclFaultsTest, RanksThatSumInDifferentOrdersAreNamed) {
   RunNcclRanks([](NcclRank* rank) {
