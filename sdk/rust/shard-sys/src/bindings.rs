@@ -1139,11 +1139,13 @@ extern "C" {
     ///   "nccl N"  by NCCL of that version
     /// `sum_order` is the order in which gradients are added over ranks: "ranks",
     /// that of the ranks, first within each shard group unless the plan is
-    /// deterministic; or "library", for some one that the transport chooses. With
-    /// NCCL `registered_bytes` is how much of the tensors' memory is registered with
-    /// it, and where nothing is, `not_registered` says why. With step=one_kernel
-    /// `one_kernel` is whether a step may be one launch, and where none is,
-    /// `not_one_kernel` says why. More keys may come. Local.
+    /// deterministic; or "library", for some one that the transport chooses. A step
+    /// that is one launch (step=one_kernel) adds in the order of the ranks in either
+    /// case. With NCCL `registered_bytes` is how much of the tensors' memory is
+    /// registered with it, and where nothing is, `not_registered` says why. With
+    /// step=one_kernel and several ranks `one_kernel` is whether a step may be one
+    /// launch, and where none is, `not_one_kernel` says why. More keys may come.
+    /// Local.
     /// ```
     #[must_use]
     pub fn shard_engine_json(engine: *const shard_engine, buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;
