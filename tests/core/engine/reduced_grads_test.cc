@@ -20,11 +20,13 @@ Proposal ReduceOf(int32_t unit, int64_t zeroed) {
 TEST(ReducedGradsTest, TheFirstGradientsMakeASumAndOthersAdd) {
   ReducedGrads reduced(2);
   EXPECT_FALSE(reduced.Counts(1));
+  EXPECT_FALSE(reduced.SomeCount());
   EXPECT_FALSE(reduced.AddsToSum(ReduceOf(1, 0)));
   EXPECT_FALSE(reduced.IsOutdated(ReduceOf(1, 0)));
   reduced.SetReduced(ReduceOf(1, 0));
   EXPECT_TRUE(reduced.Counts(1));
   EXPECT_FALSE(reduced.Counts(0));
+  EXPECT_TRUE(reduced.SomeCount());
   EXPECT_TRUE(reduced.AddsToSum(ReduceOf(1, 0)));
 }
 
@@ -33,6 +35,7 @@ TEST(ReducedGradsTest, SumsFromBeforeZeroGradDoNotCount) {
   reduced.SetReduced(ReduceOf(0, 0));
   reduced.Discard(true);
   EXPECT_FALSE(reduced.Counts(0));
+  EXPECT_FALSE(reduced.SomeCount());
   EXPECT_FALSE(reduced.AddsToSum(ReduceOf(0, reduced.zeroed())));
   reduced.SetReduced(ReduceOf(0, reduced.zeroed()));
   EXPECT_TRUE(reduced.Counts(0));
