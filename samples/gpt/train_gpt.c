@@ -118,14 +118,22 @@ static bool plain_step(trainer* t, double* loss, shard_step_report* report) {
 static bool graph_step(trainer* t, double* loss, shard_step_report* report) {
   const shard_step_options options = step_options(t);
   double nats = 0;
-  if (!trainer_ok(t, "--capture",
-                  captured_step_run(&t->captured, t->sequences, &options, &nats,
-                                    report))) {
-    return false;
-  }
+  shard_error* error =
+      captured_step_run(&t->captured, t->sequences, &options, &nats, report);
   *loss = mean_loss(t, nats);
   const char* why = t->device.on->error;
-  return !why || trainer_fail(t, "--capture", why);
+  if (trainer_ok(t, "--capture", error) &&
+      (!why || trainer_fail(t, "--capture", why))) {
+    return true;
+  }
+  // A run does not become a slower one unasked, hours of it perhaps: one step
+  // is all that is lost here.
+  if (!t->captured.is_captured) {
+    trainer_complain(t, "--capture",
+                     "no step was captured, and the run ends; without "
+                     "--capture it makes plain steps");
+  }
+  return false;
 }
 
 static bool train_step(trainer* t, int64_t step) {

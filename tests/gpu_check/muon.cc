@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The part of Muon, whose products cuBLAS makes: its parameters are near the
-// CPU's, and a step takes little longer than its products.
+// CPU's, its products are as precise as asked for and not more, and a step
+// takes little longer than its products.
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -17,25 +21,45 @@
 #include "tests/gpu_check/parts.h"
 #include "tests/gpu_check/stepper.h"
 #include "tests/gpu_check/training.h"
+#include "tests/kernels/formula/newton_schulz_reference.h"
 
 namespace shard::gpu_check {
 
 namespace {
 
-// The steps of Newton-Schulz of a step, as usual.
+// The steps of Newton-Schulz of a step, and the least norm, as usual.
 constexpr int kNsSteps = 5;
+constexpr double kEps = 1e-7;
 
-// A value of matmul_precision, and how far from the CPU's, which are fp32, its
-// updates may be.
+// Errors in bf16 are chance: of six matrices of 192 rows and more, 3 percent.
+constexpr double kMostOfTorch = 1.1;
+
+// A value of matmul_precision, how far from the CPU's, which are fp32, its
+// updates may be, and how far an orthogonal matrix is from the same in double,
+// where random gradients of 24 to 512 rows are made orthogonal. With roundings
+// to nearest, fp32 is 1e-6 to 2e-6 off, TF32 0.0017 to 0.0035, or 0.004 with
+// operands that are cut, and bf16 0.010 to 0.018. Less than the least is of
+// products that are more precise, and slower, than asked for: libshard needs a
+// GPU of compute capability 8.0, which has TF32.
 struct Precision {
   const char* name;
   double most_error;
+  double least_of_double;  // 0 is no bound.
+  double most_of_double;
 };
-constexpr Precision kPrecisions[] = {
-    {"highest", 1e-4}, {"high", 0.02}, {"medium", 0.1}};
+constexpr Precision kPrecisions[] = {{"highest", 1e-4, 0, 1e-5},
+                                     {"high", 0.02, 0.001, 0.006},
+                                     {"medium", 0.05, 0.007, 0.025}};
 
 std::string OptimizerOf(const Precision& precision) {
   return std::string("muon?lr=0.02&matmul_precision=") + precision.name;
+}
+
+DoubleMatrix MatrixOf(const std::vector<std::byte>& bytes, const Shape& shape) {
+  std::vector<float> values(bytes.size() / sizeof(float));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return shard::MatrixOf(values.data(), static_cast<std::size_t>(shape[0]),
+                         static_cast<std::size_t>(shape[1]));
 }
 
 // The matrices of blocks of GPT-2 of that width, which is 768 with 124M
@@ -105,6 +129,66 @@ void CompareUpdates(const Options& options, std::int64_t width,
   }
 }
 
+// Compares what the products of one step make of gradients with Newton-Schulz
+// in double, and bf16 with what torch rounds to bf16. Errors are shares of the
+// matrices' Frobenius norms, of all matrices together.
+void ComparePrecisions(const Options& options, std::int64_t side, int copies,
+                       Report* report) {
+  Training training;
+  training.units = false;
+  training.steps = 1;
+  training.shapes.clear();
+  for (int c = 0; c < copies; ++c) {
+    training.shapes.insert(training.shapes.end(),
+                           {{side, 2 * side}, {2 * side, side}, {side, side}});
+  }
+  const auto matrices = static_cast<double>(training.shapes.size());
+  const auto error = [&](double squares) {
+    return std::sqrt(squares / (matrices * static_cast<double>(side)));
+  };
+  std::vector<DoubleMatrix> expected;
+  double torch_squares = 0;
+  for (std::size_t p = 0; p < training.shapes.size(); ++p) {
+    const DoubleMatrix gradient =
+        MatrixOf(GradOf(training, 0, 1, p), training.shapes[p]);
+    expected.push_back(NewtonSchulzReference(gradient, kNsSteps, kEps));
+    torch_squares += std::pow(
+        Distance(NewtonSchulzOfTorch(gradient, kNsSteps, kEps), expected[p]),
+        2);
+  }
+  for (const Precision& precision : kPrecisions) {
+    // The step takes the orthogonal matrix from the parameter, times a factor
+    // of the shape.
+    training.optimizer =
+        std::string("muon?lr=1&weight_decay=0&momentum=0&nesterov=0&") +
+        "matmul_precision=" + precision.name;
+    const States states = Train(training, options.device);
+    double squares = 0;
+    for (std::size_t p = 0; p < expected.size(); ++p) {
+      const Shape& shape = training.shapes[p];
+      const DoubleMatrix after =
+          MatrixOf(states.at("block" + std::to_string(p) + ".weight"), shape);
+      DoubleMatrix made =
+          MatrixOf(Values(DType::f32, p, NumelOf(shape)), shape);
+      const double factor = std::sqrt(std::max(
+          1.0, static_cast<double>(shape[0]) / static_cast<double>(shape[1])));
+      for (std::size_t i = 0; i < made.values.size(); ++i) {
+        made.values[i] = (made.values[i] - after.values[i]) / factor;
+      }
+      squares += std::pow(Distance(made, expected[p]), 2);
+    }
+    const std::string what = std::string("muon ") + precision.name;
+    report->Number(what + ", off double", error(squares), "of the matrix");
+    report->Judge(what + ", off double,", error(squares), "of the matrix",
+                  precision.least_of_double, precision.most_of_double);
+    if (&precision != std::end(kPrecisions) - 1) continue;
+    report->Number("torch's bf16, off double", error(torch_squares),
+                   "of the matrix");
+    report->Judge(what + ", off double,", std::sqrt(squares / torch_squares),
+                  "times torch's bf16", 0, kMostOfTorch);
+  }
+}
+
 // Returns the floating point operations of the products of a step, as a GPU
 // makes them: three products for each step of Newton-Schulz.
 double FlopsOf(const std::vector<Shape>& shapes) {
@@ -157,6 +241,7 @@ void MuonSteps(const Options& options, Report* report) {
   }
   const bool large = options.elements >= kWholeElements;
   CompareUpdates(options, large ? 768 : 24, report);
+  ComparePrecisions(options, large ? 192 : 24, large ? 2 : 4, report);
   Measure(options, "12 blocks of GPT-2", Blocks(12, large ? 768 : 8), report);
   const std::int64_t side = large ? 4096 : 32;
   Measure(options, "4096 x 4096", {{side, side}}, report);

@@ -91,6 +91,7 @@ class Rank {
     for (const UnitId unit : engine_.plan().units()) {
       const Unit held = engine_.unit_acquire(unit, Pass::forward);
     }
+    if (training_.begun) engine_.begin_step(training_.step);
     for (const UnitId id : engine_.plan().units()) {
       Unit unit = engine_.unit_acquire(id, Pass::backward);
       for (const UnitParam& param : unit.params()) WriteGrad(param.param, step);
@@ -108,11 +109,9 @@ class Rank {
     std::int64_t numel = 0;
     detail::check(
         shard_engine_grad(engine_.get(), detail::raw(param), &grad, &numel));
-    const DType dtype = training_.f32_grads ? DType::f32 : training_.dtype;
-    const auto seed = static_cast<std::uint64_t>(
-        1000 + 100 * step + 10 * rank_ + detail::raw(param));
     // A GPU reads them later: the host's stream orders the copy with the step.
-    sent_.push_back(Values(dtype, seed, numel));
+    sent_.push_back(GradOf(training_, rank_, step,
+                           static_cast<std::size_t>(detail::raw(param))));
     if (training_.has_nan && step == 2) {
       constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
       std::memcpy(&sent_.back()[sent_.back().size() - sizeof(kNan)], &kNan,
@@ -144,6 +143,14 @@ std::vector<std::byte> Values(DType dtype, std::uint64_t seed,
     Append(dtype, ValueOf(seed, i), &bytes);
   }
   return bytes;
+}
+
+std::vector<std::byte> GradOf(const Training& training, int rank, int step,
+                              std::size_t param) {
+  const auto seed = static_cast<std::uint64_t>(1000 + 100 * step + 10 * rank) +
+                    static_cast<std::uint64_t>(param);
+  return Values(training.f32_grads ? DType::f32 : training.dtype, seed,
+                NumelOf(training.shapes[param]));
 }
 
 std::int64_t NumelOf(const Shape& shape) {

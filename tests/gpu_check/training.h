@@ -32,6 +32,9 @@ struct Training {
   int shard_group_size = 0;
   bool deterministic = false;
   StepOptions step = {};
+  // Each step is begun before its backward pass, so that units are updated
+  // during it. REQUIRES: options that a begun step may have.
+  bool begun = false;
   std::string loss_scaling = {};
   // The last gradient of the second step is NaN. REQUIRES: f32.
   bool has_nan = false;
@@ -45,6 +48,11 @@ std::int64_t NumelOf(const Shape& shape);
 // Returns values between -1 and 1 of the type, which `seed` determines.
 std::vector<std::byte> Values(DType dtype, std::uint64_t seed,
                               std::int64_t numel);
+
+// Returns the gradient that a rank writes for a parameter in a step, but for
+// the NaN of has_nan.
+std::vector<std::byte> GradOf(const Training& training, int rank, int step,
+                              std::size_t param);
 
 // The bytes of all tensors of the state dict, by key.
 using States = std::map<std::string, std::vector<std::byte>>;

@@ -371,7 +371,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_capture_end(
  * uses memory that is not used any more (another plan,
  * shard_engine_bind_param), while a step is begun, and for a step of another
  * kind: with a norm where none was captured or without one, with another
- * ns_steps of muon, or where parameters do steps of different numbers only now.
+ * ns_steps of muon, or where parameters have done more or fewer different
+ * numbers of steps than then, as after a checkpoint was loaded.
  * Capture again then, or step without the graph. DESYNC where a rank does
  * another thing, such as a step without the graph. COLLECTIVE, blocks, but not
  * for the launches of other ranks. */

@@ -15,9 +15,15 @@ namespace {
 constexpr std::initializer_list<const char*> kNames = {"libcublasLt.so.13",
                                                        "libcublasLt.so.12"};
 
-constexpr char kRemedy[] =
-    "; install cuBLAS of CUDA 12 or 13 (it is in the CUDA toolkit, and in "
-    "Python's nvidia-cublas), and put its folder into LD_LIBRARY_PATH";
+// Returns an error that says why the names that were tried do not serve.
+Status NoUsable(const Status& why) {
+  return Status(
+      why.code(),
+      StrCat("no usable cuBLAS: ", why.message(),
+             "; install cuBLAS of CUDA 12 or 13 (it is in the CUDA toolkit, "
+             "and in Python's nvidia-cublas), and put its folder into "
+             "LD_LIBRARY_PATH"));
+}
 
 const char* NameOf(CublasResult result) {
   switch (result) {
@@ -90,7 +96,11 @@ StatusOr<CublasLibrary> Examine(Library library) {
 
 }  // namespace
 
-StatusOr<CublasLibrary> OpenCublas() { return UseFirst(kNames, Examine); }
+StatusOr<CublasLibrary> OpenCublas() {
+  auto opened = UseFirst(kNames, Examine);
+  if (!opened.ok()) return NoUsable(opened.status());
+  return opened;
+}
 
 Cublas::Cublas(std::shared_ptr<Context> context)
     : context_(std::move(context)), owner_(::getpid()) {}
@@ -139,11 +149,7 @@ StatusOr<std::shared_ptr<const Cublas>> Cublas::Open(
                          "; free memory of the GPU"));
   }
   if (!opened.ok() && !other.ok()) return other;
-  if (!opened.ok()) {
-    return Status(
-        opened.status().code(),
-        StrCat("no usable cuBLAS: ", opened.status().message(), kRemedy));
-  }
+  if (!opened.ok()) return NoUsable(opened.status());
   return std::shared_ptr<const Cublas>(*std::move(opened));
 }
 

@@ -37,7 +37,8 @@ struct CublasLibrary {
 };
 
 // Opens the library, which is closed with the result unless it is kept. Errors:
-// kBackendUnavailable, with the reason for each name that was tried.
+// kBackendUnavailable, with the reason for each name that was tried, and a
+// remedy.
 StatusOr<CublasLibrary> OpenCublas();
 
 // A batch of matrices, row-major without gaps.

@@ -54,7 +54,8 @@ StatusOr<MuonProducts::OfBatch> MuonProducts::For(const EqualMatrices& batch,
             return Status();
           })
           .WithContext(
-              StrCat("muon's products of ", batch.count, " matrices of ",
+              StrCat("muon's products of ", batch.count,
+                     batch.count == 1 ? " matrix of " : " matrices of ",
                      batch.rows, " x ", batch.cols,
                      ", matmul_precision=", Muon::kPrecisions[precision])));
   scratch_bytes_ = std::max(scratch_bytes_, found->workspace_bytes());

@@ -2,418 +2,22 @@
 
 #include "core/engine/step/explain_misfit.h"
 
-#include <algorithm>
 #include <cstddef>
-#include <memory>
 #include <string_view>
-#include <utility>
-#include <vector>
 
-#include "core/base/dtype.h"
-#include "core/base/element_type.h"
 #include "core/base/out_of_memory.h"
 #include "core/base/status.h"
 #include "core/base/strings.h"
+#include "core/engine/step/option_search.h"
 #include "core/engine/transfer/collectives_memory.h"
-#include "core/model/model.h"
-#include "core/model/wrap.h"
-#include "core/optim/groups.h"
-#include "core/optim/optimizer.h"
 
 namespace shard {
 
 namespace {
 
-// Larger worlds are not tried: whoever has so many ranks plans beforehand.
-constexpr int kMostRanks = 4096;
-
-// The items of all plans that one explanation makes: a second of work or two,
-// so that ranks which wait for the error have it before their deadline.
-constexpr size_t kMostItems = size_t{1} << 22;
-
-// Returns a measure of the work of making a plan again.
-size_t ItemsOf(const Plan& plan) {
-  // An optimizer's text is parsed and written.
-  constexpr size_t kPerGroup = 16;
-  const Model& model = plan.model();
-  return model.params().size() + model.modules().size() +
-         model.references().size() + model.host_tensors().size() +
-         kPerGroup * model.groups().size();
-}
-
-uint64_t Sum(uint64_t a, uint64_t b) {
-  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
-}
-
 uint64_t Product(uint64_t a, uint64_t b) {
   return b != 0 && a > UINT64_MAX / b ? UINT64_MAX : a * b;
 }
-
-// Returns the name of a device without its options.
-std::string PlainName(const RankPlacement& placement) {
-  return placement.device.substr(0, placement.device.find('?'));
-}
-
-// Returns the spec of the device with `offload`, or without one: null. Other
-// options are kept.
-std::string DeviceWith(const Offload* offload, const RankPlacement& placement) {
-  std::string spec = PlainName(placement);
-  const char* separator = "?";
-  if (placement.transport != Transport::kStaged) {
-    StrAppend(&spec, separator,
-              "collectives=", TransportName(placement.transport));
-    separator = "&";
-  }
-  if (offload != nullptr) {
-    StrAppend(&spec, separator, "offload=states");
-    if (offload->threads != Offload().threads) {
-      StrAppend(&spec, "&offload_threads=", offload->threads);
-    }
-  }
-  return spec;
-}
-
-// Returns the dtype of 16 bits to which sums of gradients over ranks are
-// rounded; nothing where they are not (docs/numerics.md).
-std::optional<DType> RoundedSums(const Plan& plan,
-                                 const RankPlacement& placement) {
-  if (plan.options().world_size == 1) return std::nullopt;
-  if (placement.shares_tensors && !plan.shards_grads()) return std::nullopt;
-  for (const FlatBufferPlan& buffer : plan.buffers()) {
-    if (buffer.trainable && IsHalf(buffer.sum_dtype)) return buffer.sum_dtype;
-  }
-  return std::nullopt;
-}
-
-// Returns a pointer that owns nothing.
-template <typename T>
-std::shared_ptr<const T> Borrow(const T& object) {
-  return std::shared_ptr<const T>(std::shared_ptr<void>(), &object);
-}
-
-// Options that differ from those of the plan that does not fit.
-struct Change {
-  int world_size = 0;  // 0: the plan's.
-  int stage = 0;       // 0: the plan's.
-  // Sets the options that keep tensors whole to their defaults.
-  bool shards_all = false;
-  bool wraps_all = false;  // Makes a unit of every module.
-  std::optional<DType> states;
-  std::optional<const Offload*> offload;  // Null: none.
-};
-
-// Returns an optimizer's options with states of another dtype, or the same
-// options where its states have one dtype only.
-GroupOptions WithStates(const GroupOptions& group, DType states) {
-  const auto own = Optimizer::Parse(group.optimizer);
-  if (!own.ok()) return group;
-  const DType dtype = own->state_dtype();
-  if (dtype == states || dtype == DType::kQ8) return group;
-  const auto changed =
-      Optimizer::Parse(StrCat("?states=", DTypeName(states)), &*own);
-  return changed.ok() ? PlanGroup(*changed) : group;
-}
-
-bool HasMuon(const Plan& plan) {
-  const std::vector<GroupOptions>& groups = plan.options().groups;
-  return std::any_of(groups.begin(), groups.end(), [](const auto& group) {
-    return group.optimizer.starts_with("muon");
-  });
-}
-
-class OptionSearch {
- public:
-  OptionSearch(const Plan& plan, const RankPlacement& placement,
-               const Rooms& rooms, const Deadline& deadline,
-               const ReplacedPlan* before)
-      : plan_(plan),
-        before_(before == nullptr ? nullptr : before->plan),
-        placement_(placement),
-        most_(MostOf(placement, rooms)),
-        deadline_(deadline) {
-    if (before == nullptr) return;
-    // Where options differ, so does the memory of the plan that is replaced.
-    const MemoryNeed held = NeedOf(*before->plan, placement, nullptr);
-    most_ = {Sum(most_.device, held.device), Sum(most_.host, held.host)};
-  }
-
-  // Returns the options that make the plan fit, with the memory that they need.
-  std::vector<std::string> Find() {
-    if (before_ != nullptr) TryPlanAlone();
-    const std::vector<Change> shardings = FindShardings();
-    TryExact(shardings);
-    if (found_.empty()) {
-      for (const DType states : {DType::kBF16, DType::kQ8}) {
-        if (TryStates(states, shardings)) break;
-      }
-      TryMoreRanks();
-    }
-    return std::move(found_);
-  }
-
-  // Returns false where the model is too large, or the time too short, for
-  // trying all options.
-  bool tried_all() const { return tried_all_; }
-
- private:
-  using Plans = std::vector<std::shared_ptr<const Plan>>;
-
-  const PlanOptions& options() const { return plan_.options(); }
-
-  // Returns the most that a plan may need to fit.
-  static MemoryNeed MostOf(const RankPlacement& placement, const Rooms& rooms) {
-    MemoryNeed most = {UINT64_MAX, rooms.host};
-    if (rooms.device) {
-      most.device =
-          rooms.device->free / static_cast<uint64_t>(placement.ranks_on_device);
-    }
-    if (!rooms.least) return most;
-    return {std::min(most.device, rooms.least->device),
-            std::min(most.host, rooms.least->host)};
-  }
-
-  bool Fits(const MemoryNeed& need) const {
-    return need.host <= most_.host && need.device <= most_.device;
-  }
-
-  // Returns the changes that shard more than the plan does, least first.
-  std::vector<Change> FindShardings() const {
-    std::vector<Change> shardings;
-    if (options().world_size == 1) return shardings;
-    for (const int stage : {2, 3}) {
-      if (stage > options().stage) shardings.push_back({.stage = stage});
-    }
-    if (KeepsWhole()) shardings.push_back({.stage = 3, .shards_all = true});
-    if (IsOneUnit()) {
-      shardings.push_back({.stage = 3, .shards_all = true, .wraps_all = true});
-    }
-    return shardings;
-  }
-
-  bool KeepsWhole() const {
-    return options().whole_grads || options().keep_after_forward ||
-           options().shard_group_size != 0;
-  }
-  bool IsOneUnit() const {
-    return plan_.units().size() == 1 && plan_.model().modules().size() > 1;
-  }
-
-  // Returns the plans with other options; none where one cannot be made, where
-  // too many were made already, or where no time is left.
-  Plans Make(const Change& change) {
-    Plans plans;
-    for (const Plan* const from : {&plan_, before_}) {
-      if (from == nullptr) continue;
-      made_items_ += ItemsOf(*from);
-      tried_all_ = made_items_ <= kMostItems && !deadline_.Expired();
-      if (!tried_all_) return {};
-      PlanOptions changed = from->options();
-      changed.wrap = from->UnitsAsPolicy();
-      if (change.wraps_all) {
-        changed.wrap = WrapPolicy::OfModules(
-            std::vector<bool>(from->model().modules().size(), true), "always");
-      }
-      if (change.world_size != 0) changed.world_size = change.world_size;
-      if (change.stage != 0) changed.stage = change.stage;
-      if (change.shards_all) {
-        changed.whole_grads = false;
-        changed.keep_after_forward = false;
-        changed.shard_group_size = 0;
-      }
-      if (change.states) {
-        for (GroupOptions& group : changed.groups) {
-          group = WithStates(group, *change.states);
-        }
-      }
-      // The made plan ends before the one that owns the model.
-      auto made = Plan::Create(Borrow(from->model()), std::move(changed));
-      if (!made.ok()) return {};
-      plans.push_back(*std::move(made));
-    }
-    return plans;
-  }
-
-  Plans Unchanged() const {
-    Plans plans = {Borrow(plan_)};
-    if (before_ != nullptr) plans.push_back(Borrow(*before_));
-    return plans;
-  }
-
-  RankPlacement PlacementWith(const Change& change) const {
-    RankPlacement placement = placement_;
-    placement.offload = change.offload.value_or(placement.offload);
-    // The further ranks are on other hosts.
-    if (change.world_size != 0) placement.shares_tensors = false;
-    return placement;
-  }
-
-  // Appends the change to what was found, where the plans fit with it.
-  bool TryWith(const Plans& plans, const Change& change) {
-    if (plans.empty()) return false;
-    const RankPlacement placement = PlacementWith(change);
-    MemoryNeed need;
-    if (plans.size() == 1) {
-      need = NeedOf(*plans[0], placement, nullptr);
-    } else {
-      const Plan& before = *plans[1];
-      const ReplacedPlan replaced = {&before, ReduceMemoryOf(before)};
-      need = NeedOf(*plans[0], placement, &replaced);
-      const MemoryNeed held = NeedOf(before, placement, nullptr);
-      need = {Sum(need.device, held.device), Sum(need.host, held.host)};
-    }
-    if (!Fits(need)) return false;
-    std::string text = TextOf(change);
-    const auto rounded = RoundedSums(*plans[0], placement);
-    if (rounded && !RoundedSums(plan_, placement_)) {
-      StrAppend(&text, ", which rounds sums of gradients to ",
-                DTypeName(*rounded));
-    }
-    if (change.offload.value_or(nullptr) != nullptr && HasMuon(*plans[0])) {
-      StrAppend(&text, ", which multiplies muon's matrices on the host");
-    }
-    found_.push_back(text + TextOf(need));
-    return true;
-  }
-
-  // As TryWith, with another offload. One thread needs the least memory of the
-  // host.
-  bool TryOffloads(const Plans& plans, Change change) {
-    static constexpr Offload kUsual;
-    static constexpr Offload kOneThread = {.threads = 1};
-    const Offload* const own = placement_.offload;
-    if (!placement_.has_device_memory) return false;
-    change.offload = own == nullptr ? &kUsual : nullptr;
-    if (TryWith(plans, change)) return true;
-    change.offload = &kOneThread;
-    return (own == nullptr || own->threads > 1) && TryWith(plans, change);
-  }
-
-  // As TryWith, then as TryOffloads.
-  bool TryEither(const Change& change) {
-    const Plans plans = Make(change);
-    return TryWith(plans, change) || TryOffloads(plans, change);
-  }
-
-  void TryPlanAlone() {
-    const MemoryNeed need = NeedOf(plan_, placement_, nullptr);
-    if (!Fits(need)) return;
-    found_.push_back(
-        "an engine of its own: save, free this engine, make one with the new "
-        "plan and load" +
-        TextOf(need));
-  }
-
-  // Tries options that keep the states' precision: one by one, then together.
-  void TryExact(const std::vector<Change>& shardings) {
-    TryOffloads(Unchanged(), {});
-    std::vector<Plans> made;
-    for (const Change& sharding : shardings) {
-      made.push_back(Make(sharding));
-      if (TryWith(made.back(), sharding)) return;
-    }
-    if (!found_.empty()) return;
-    for (size_t i = 0; i < shardings.size(); ++i) {
-      if (TryOffloads(made[i], shardings[i])) return;
-    }
-  }
-
-  bool TryStates(DType states, const std::vector<Change>& shardings) {
-    const bool narrows = std::any_of(
-        options().groups.begin(), options().groups.end(), [&](const auto& g) {
-          return WithStates(g, states).optimizer != g.optimizer;
-        });
-    if (!narrows) return false;
-    if (TryEither({.states = states})) return true;
-    for (Change change : shardings) {
-      change.states = states;
-      if (TryEither(change)) return true;
-    }
-    return false;
-  }
-
-  void TryMoreRanks() {
-    if (TryMoreRanks({.stage = 3, .shards_all = KeepsWhole()})) return;
-    if (!IsOneUnit()) return;
-    TryMoreRanks({.stage = 3, .shards_all = true, .wraps_all = true});
-  }
-
-  // Finds the smallest world in which the plan fits with `most`, then the
-  // lowest stage that does there. Where parameters stay whole, a world may be
-  // too large as well as too small: the largest part counts once for each rank.
-  bool TryMoreRanks(Change most) {
-    most.world_size = options().world_size;
-    do {
-      if (most.world_size > kMostRanks / 2) return false;
-      most.world_size *= 2;
-    } while (!TryEither(most));
-    for (int stage = options().stage; stage < 3 && !most.wraps_all; ++stage) {
-      if (TryEither({.world_size = most.world_size, .stage = stage})) {
-        found_.erase(found_.end() - 2);
-        break;
-      }
-    }
-    return true;
-  }
-
-  // Returns the options that a change sets: "stage 3 and wrap \"always\"".
-  std::string TextOf(const Change& change) const {
-    std::vector<std::string> words;
-    if (change.world_size != 0) {
-      words.push_back(StrCat(change.world_size, " ranks, as many on each host",
-                             placement_.has_device_memory ? " and device" : "",
-                             " as now"));
-    }
-    if (change.offload) {
-      words.push_back(
-          StrCat("device \"", DeviceWith(*change.offload, placement_), "\""));
-    }
-    if (change.stage != 0 && change.stage != options().stage) {
-      words.push_back(StrCat("stage ", change.stage));
-    }
-    if (change.shards_all) {
-      if (options().whole_grads) words.push_back("whole_grads 0");
-      if (options().keep_after_forward) {
-        words.push_back("keep_after_forward 0");
-      }
-      if (options().shard_group_size != 0) {
-        words.push_back("shard_group_size 0");
-      }
-    }
-    if (change.wraps_all) words.push_back("wrap \"always\"");
-    if (change.states) {
-      words.push_back(StrCat("\"states=", DTypeName(*change.states),
-                             "\" of the optimizer, less precise"));
-    }
-    std::string text;
-    for (size_t i = 0; i < words.size(); ++i) {
-      const bool after_ranks = i == 1 && change.world_size != 0;
-      StrAppend(&text,
-                i == 0        ? ""
-                : after_ranks ? ", and "
-                              : " and ",
-                words[i]);
-    }
-    return text;
-  }
-
-  std::string TextOf(const MemoryNeed& need) const {
-    if (!placement_.has_device_memory) {
-      return StrCat(" (", FormatBytes(need.host), ")");
-    }
-    return StrCat(" (", FormatBytes(need.device), " of the device",
-                  placement_.ranks_on_device > 1 ? " for each rank" : "",
-                  " and ", FormatBytes(need.host), " of the host)");
-  }
-
-  const Plan& plan_;
-  const Plan* const before_;
-  const RankPlacement& placement_;
-  MemoryNeed most_;
-  const Deadline deadline_;
-  size_t made_items_ = 0;
-  bool tried_all_ = true;
-  std::vector<std::string> found_;
-};
 
 // Returns what is needed, what is there and how much is missing; "" where
 // nothing is.
@@ -426,7 +30,7 @@ std::string DescribeMissing(const MemoryNeed& need,
     StrAppend(&text, "the plan needs ", FormatBytes(need.device), " (",
               need.device, " bytes) ",
               ranks == 1 ? "" : StrCat("for each of ", ranks, " ranks "), "on ",
-              PlainName(placement), ", which has ",
+              placement.PlainDevice(), ", which has ",
               FormatBytes(rooms.device->free), " free of ",
               FormatBytes(rooms.device->total), ": ",
               FormatBytes(Product(need.device, ranks) - rooms.device->free),
@@ -464,7 +68,7 @@ MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
   memory.host_tensor_bytes += collectives.host_bytes;
   MemoryNeed need;
   if (placement.has_device_memory) {
-    need.device = Sum(memory.DeviceTotal(), collectives.device_bytes);
+    need.device = SaturatedSum(memory.DeviceTotal(), collectives.device_bytes);
     memory = {.host_tensor_bytes = memory.PinnedTotal()};
   }
   need.host =
@@ -481,26 +85,25 @@ std::string ExplainMisfit(const Plan& plan, const RankPlacement& placement,
   if (before != nullptr) {
     StrAppend(&text, " while the plan changes and the old one is there too");
   }
-  OptionSearch search(plan, placement, rooms, deadline, before);
-  std::vector<std::string> found;
+  FittingOptions found;
   const Status searched = CatchOutOfMemory([&] {
-    found = search.Find();
+    found = FindFittingOptions(plan, placement, rooms, deadline, before);
     return Status();
   });
   if (!searched.ok()) return text;
-  if (found.empty() && !search.tried_all()) {
+  if (found.texts.empty() && !found.tried_all) {
     StrAppend(&text, "; try a higher stage, more ranks",
               placement.has_device_memory ? ", offload=states" : "",
               " or narrower optimizer states");
-  } else if (found.empty()) {
+  } else if (found.texts.empty()) {
     StrAppend(&text, "; no stage, narrower optimizer states",
               placement.has_device_memory ? ", offload" : "", " or up to ",
-              kMostRanks,
+              FittingOptions::kMostRanks,
               " ranks would make it fit; use a smaller model, or machines with "
               "more memory");
   }
-  for (size_t i = 0; i < found.size(); ++i) {
-    StrAppend(&text, i == 0 ? "; it fits with " : ", or with ", found[i]);
+  for (size_t i = 0; i < found.texts.size(); ++i) {
+    StrAppend(&text, i == 0 ? "; it fits with " : ", or with ", found.texts[i]);
   }
   StrAppend(&text, "; see shardctl plan");
   return text;

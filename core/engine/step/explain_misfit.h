@@ -2,12 +2,7 @@
 //
 // Explains why the memory of a device or of a host is too small for a plan: how
 // much is missing, and which options make the plan fit. An option is named only
-// after it was tried: the plan is made again with it, and its memory compared
-// with the room. Options that keep the precision of optimizer states come
-// first: offload, stages and shard groups. Results may still differ as sums of
-// gradients do (docs/numerics.md), and the text says where an option rounds
-// sums to 16 bits that the plan does not round. States of 16 and 8 bits and
-// more ranks come after them.
+// after it was tried (option_search.h).
 //
 // Pure functions, but for the clock of a deadline: no communicator, no device.
 
@@ -40,6 +35,9 @@ struct RankPlacement {
   bool allow_missing = false;        // Ranks may lack gradients.
   int ranks_on_host = 1;
   int ranks_on_device = 1;  // Those that share the memory of one device.
+
+  // Returns the device's name without its options.
+  std::string PlainDevice() const { return device.substr(0, device.find('?')); }
 };
 
 struct DeviceRoom {
@@ -52,6 +50,13 @@ struct MemoryNeed {
   uint64_t device = 0;  // For one rank, in memory of the device's own.
   uint64_t host = 0;    // For all ranks on the host.
 };
+
+inline uint64_t SaturatedSum(uint64_t a, uint64_t b) {
+  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+inline MemoryNeed operator+(const MemoryNeed& a, const MemoryNeed& b) {
+  return {SaturatedSum(a.device, b.device), SaturatedSum(a.host, b.host)};
+}
 
 // The memory that is left for a plan.
 struct Rooms {

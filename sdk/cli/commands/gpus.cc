@@ -52,7 +52,14 @@ void LookAtGpus(const Json& cuda, std::vector<Finding>* findings) {
                    "see the message; docs/gpu.md has what it needs");
     }
   }
-  for (const char* const library : {"nccl", "cublas"}) {
+  // Nothing but `use` needs the library: a machine without it is fit, too.
+  struct OptionalLibrary {
+    const char* name;
+    const char* use;
+  };
+  for (const auto& [library, use] :
+       {OptionalLibrary{"nccl", "collectives=nccl"},
+        OptionalLibrary{"cublas", "the optimizer muon on GPUs"}}) {
     const Json& found = cuda[library];
     if (found.is_null()) {
       section.Info(library, "not looked for without libshard_cuda.so");
@@ -60,7 +67,8 @@ void LookAtGpus(const Json& cuda, std::vector<Finding>* findings) {
       section.Ok(library, found["library"].get<std::string>() + " " +
                               found["version"].get<std::string>());
     } else {
-      section.Info(library, found["error"]);
+      section.Info(library, found["error"].get<std::string>() + "; " + use +
+                                " alone needs it");
     }
   }
 }

@@ -204,6 +204,9 @@ class PlanCommand {
             .stage = stage,
             .optimizer = arguments_.optimizer,
             .wrap = arguments_.wrap,
+            .masters = arguments_.masters,
+            .deterministic = arguments_.deterministic,
+            .f32_grads = arguments_.f32_grads,
             .whole = WholeOptions()};
   }
 
@@ -237,7 +240,7 @@ class PlanCommand {
     options.partition = NumberOf("partition", arguments_.partition,
                                  {"even", "greedy", "bucket"});
     options.masters =
-        NumberOf("masters", arguments_.masters, {"f32", "none", "stochastic"});
+        NumberOf("masters", variant.masters, {"f32", "none", "stochastic"});
     options.optimizer = variant.optimizer.c_str();
     options.wrap = variant.wrap.c_str();
     options.f32_classes = arguments_.f32_classes.c_str();
@@ -250,8 +253,8 @@ class PlanCommand {
     }
     // 0 is "none" for --prefetch, and the default in shard_plan_options.
     options.prefetch = arguments_.prefetch == 0 ? -1 : arguments_.prefetch;
-    options.f32_grads = arguments_.f32_grads ? 1 : 0;
-    options.deterministic = arguments_.deterministic ? 1 : 0;
+    options.f32_grads = variant.f32_grads ? 1 : 0;
+    options.deterministic = variant.deterministic ? 1 : 0;
     // Options that only some stages have are left 0 for the others.
     const bool keeps_whole = !variant.whole.empty();
     if (keeps_whole && variant.stage >= 2) {

@@ -3,6 +3,7 @@
 #include "sdk/cli/commands/plan_costs.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -69,7 +70,11 @@ std::string AdviceText(const FitAdvice& advice) {
   }
   for (size_t i = 0; i < advice.options.size(); ++i) {
     const std::string& option = advice.options[i];
-    const bool narrows = option.find("--optimizer") != std::string::npos;
+    const bool narrows = std::ranges::any_of(
+        std::array{"--optimizer", "--masters", "--f32-grads"},
+        [&](const char* less_precise) {
+          return option.find(less_precise) != std::string::npos;
+        });
     text += (i == 0 ? " It fits " : ", or ") +
             std::string(option.starts_with("without") ? "" : "with ") + option +
             (narrows ? " (less precise)" : "");
@@ -299,6 +304,13 @@ void PlanCosts::PrintTable(const PlannedModel& model,
             ShortCount(static_cast<double>(elements)) + " x " +
             ShortCount(rank_.tokens) + " tokens at " + ShortCount(rank_.flops) +
             " FLOP/s.\n";
+  }
+  // docs/gpu.md. An engine allocates it after it was made to fit.
+  if (IsGpuWithStates(rank_.limits.device) &&
+      model.optimizer.starts_with("muon")) {
+    text +=
+        "\nNot counted is the workspace of cuBLAS for muon's products: at most "
+        "32 MiB for each rank.\n";
   }
   if (advice != nullptr) text += AdviceText(*advice);
   PrintText(text + WarningsText());

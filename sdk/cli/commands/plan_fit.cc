@@ -60,9 +60,13 @@ bool Offloads(const std::string& device) {
   return device.find("offload=states") != std::string::npos;
 }
 
+}  // namespace
+
 bool IsGpuWithStates(const std::string& device) {
   return device.starts_with("cuda") && !Offloads(device);
 }
+
+namespace {
 
 // Returns the spec of a device with the options of offload, and with all
 // others.
@@ -109,12 +113,9 @@ class OptionSearch {
     TryOtherOffload();
     const std::vector<PlanVariant> shardings = Shardings(nearest_);
     if (TryFirst(shardings) || !found_.empty()) return std::move(found_);
-    for (const char* const type : {"bf16", "q8"}) {
-      PlanVariant narrower = nearest_;
-      narrower.optimizer = WithStates(nearest_.optimizer, type);
-      if (narrower.optimizer.empty()) continue;
-      std::vector<PlanVariant> variants = Shardings(narrower);
-      variants.insert(variants.begin(), narrower);
+    for (const PlanVariant& concession : Concessions()) {
+      std::vector<PlanVariant> variants = Shardings(concession);
+      variants.insert(variants.begin(), concession);
       if (TryFirst(variants)) break;
     }
     TryMoreRanks();
@@ -135,6 +136,28 @@ class OptionSearch {
       found_.push_back(DeviceOption(device));
       return;
     }
+  }
+
+  // Returns variants that give up what the plan asks for, the least first.
+  std::vector<PlanVariant> Concessions() const {
+    std::vector<PlanVariant> variants;
+    if (nearest_.deterministic) {
+      variants.emplace_back(nearest_).deterministic = false;
+    }
+    if (nearest_.f32_grads) variants.emplace_back(nearest_).f32_grads = false;
+    for (const char* const type : {"bf16", "q8"}) {
+      const std::string narrower = WithStates(nearest_.optimizer, type);
+      if (!narrower.empty()) {
+        variants.emplace_back(nearest_).optimizer = narrower;
+      }
+    }
+    if (nearest_.masters == "f32") {
+      // f16 has no stochastic rounding, and then no plan is made.
+      for (const char* const masters : {"stochastic", "none"}) {
+        variants.emplace_back(nearest_).masters = masters;
+      }
+    }
+    return variants;
   }
 
   // Returns variants that shard more, least first.
@@ -188,10 +211,19 @@ class OptionSearch {
     if (variant.optimizer != nearest_.optimizer) {
       add("--optimizer '" + Shown(variant.optimizer) + "'");
     }
+    if (variant.masters != nearest_.masters) {
+      add("--masters " + variant.masters);
+    }
     if (!fit.fits()) {
       add(DeviceOption(Offloaded(limits_.device, fit.offload)));
     }
-    if (variant.whole != nearest_.whole) add("without " + nearest_.whole);
+    std::string without;
+    if (variant.whole != nearest_.whole) without += " " + nearest_.whole;
+    if (variant.deterministic != nearest_.deterministic) {
+      without += " --deterministic";
+    }
+    if (variant.f32_grads != nearest_.f32_grads) without += " --f32-grads";
+    if (!without.empty()) add("without" + without);
     found_.push_back(std::move(text));
     return true;
   }
@@ -201,7 +233,8 @@ class OptionSearch {
     TryMoreRanks("always");
   }
 
-  // Tries the smallest world first. `wrap` "": that of the plan.
+  // Tries the smallest world first, then the lowest stage that fits in it.
+  // `wrap` "": that of the plan.
   bool TryMoreRanks(const std::string& wrap) {
     PlanVariant most = nearest_;
     most.stage = 3;
@@ -209,7 +242,15 @@ class OptionSearch {
     if (!wrap.empty()) most.wrap = wrap;
     while (most.ranks <= kMostRanks / 2) {
       most.ranks *= 2;
-      if (Try(most)) return true;
+      if (!Try(most)) continue;
+      PlanVariant lower = nearest_;
+      lower.ranks = most.ranks;
+      for (; wrap.empty() && lower.stage < 3; ++lower.stage) {
+        if (!Try(lower)) continue;
+        found_.erase(found_.end() - 2);
+        break;
+      }
+      return true;
     }
     return false;
   }

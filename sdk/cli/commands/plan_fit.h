@@ -74,6 +74,9 @@ struct PlanFit {
 // plan needs no GPU.
 std::string DeviceSpec(const std::string& device);
 
+// Returns whether a device is a GPU on which optimizer states lie.
+bool IsGpuWithStates(const std::string& device);
+
 // Returns the memory of a rank whose tensors lie in the host's.
 uint64_t TotalBytes(const shard_memory& memory);
 
@@ -86,15 +89,19 @@ struct PlanVariant {
   int32_t stage = 0;
   std::string optimizer;
   std::string wrap;
+  std::string masters;  // As of --masters.
+  bool deterministic = false;
+  bool f32_grads = false;
   // The options of shardctl that keep whole what a stage would shard, such as
   // "--whole-grads --group-size"; "": without them.
   std::string whole;
 };
 
 // Returns the options of shardctl that make a plan fit where `nearest` does
-// not: those that keep the precision of optimizer states, else narrower states
-// and more ranks. The options that are to be left out follow "without". `make`
-// returns a plan, or throws Failure.
+// not: those that keep the precision of optimizer states, else those that give
+// up what the plan asks for, and more ranks, as an engine's error has them
+// (option_search.h). The options that are to be left out follow "without".
+// `make` returns a plan, or throws Failure.
 std::vector<std::string> FindFittingOptions(
     const PlanVariant& nearest, const MemoryLimits& limits,
     const std::function<Plan(const PlanVariant&)>& make);

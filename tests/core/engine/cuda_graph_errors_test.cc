@@ -91,6 +91,35 @@ TEST_F(GraphErrorsTest, AnotherKindOfStepIsNotReplayed) {
   }
 }
 
+// The products of a graph have the precision of the plan, which no call
+// changes: what is refused leaves the graph as it is.
+TEST_F(GraphErrorsTest, ThePrecisionOfProductsDoesNotChange) {
+  std::vector<float> params[2];
+  for (const bool asks : {false, true}) {
+    Host host("muon?matmul_precision=medium");
+    ASSERT_OK(host.Capture(Clipped()));
+    for (int step = 1; step <= 2; ++step) {
+      host.CopyGrads(step, true);
+      ASSERT_OK(host.Replay(Clipped()));
+      if (!asks) continue;
+      for (const GroupId group : {1, -1}) {
+        ExpectError(host.engine()->SetHyper(group, "matmul_precision", 0),
+                    StatusCode::kFailedPrecondition,
+                    {"matmul_precision is medium and cannot change; create a "
+                     "new plan"});
+      }
+    }
+    params[asks] = host.Params();
+  }
+  EXPECT_TRUE(params[0] == params[1]);
+  Host highest("muon");
+  for (int step = 1; step <= 2; ++step) {
+    highest.CopyGrads(step, true);
+    ASSERT_OK(highest.engine()->Step(Clipped(), nullptr));
+  }
+  EXPECT_FALSE(highest.Params() == params[0]);
+}
+
 // The host may give its stream much after a replay, as a validation, and wait
 // for less.
 TEST_F(GraphErrorsTest, AReplayWithMuchBehindItIsWaitedForAgain) {

@@ -73,14 +73,6 @@ DoubleMatrix Orthogonalized(const DoubleMatrix& gradient, int precision) {
   return made;
 }
 
-double Distance(const DoubleMatrix& a, const DoubleMatrix& b) {
-  double squares = 0;
-  for (size_t i = 0; i < a.values.size(); ++i) {
-    squares += (a.values[i] - b.values[i]) * (a.values[i] - b.values[i]);
-  }
-  return std::sqrt(squares);
-}
-
 DoubleMatrix GradientOf(size_t rows, size_t cols, int seed = 1) {
   DoubleMatrix gradient{rows, cols, std::vector<double>(rows * cols)};
   for (size_t i = 0; i < gradient.values.size(); ++i) {
@@ -114,8 +106,9 @@ TEST_F(CudaMuonPrecisionTest, EachPrecisionIsAsPreciseAsItsProducts) {
 }
 
 // Distances of what torch.optim.Muon makes in bf16 from the same in double:
-// muon_errors_of_torch.py measures them. Roundings are chance, so those of the
-// gradients of four seeds are added, as squares.
+// muon_errors_of_torch.py measures them. Roundings are chance: by the gradient,
+// ours are 0.6 to 1.5 times torch's, so those of the gradients of sixteen seeds
+// are added, as squares.
 struct TorchErrors {
   size_t rows;
   size_t cols;
@@ -123,21 +116,39 @@ struct TorchErrors {
 };
 constexpr TorchErrors kErrorsOfTorch[] = {
     // torch 2.15.0+cu132, CPU
-    {32, 32, 0.14933}, {48, 80, 0.18183},  {80, 48, 0.17767},
-    {64, 64, 0.19420}, {20, 300, 0.11928},
+    {32, 32, 0.29040}, {48, 80, 0.38457},  {80, 48, 0.36390},
+    {64, 64, 0.39379}, {20, 300, 0.21956},
 };
+constexpr int kSeeds = 16;
 
+// The norm and the gradient, which torch rounds to bf16, too, make the
+// difference.
 TEST_F(CudaMuonPrecisionTest, BF16IsNoWorseThanTorch) {
   for (const auto& [rows, cols, of_torch] : kErrorsOfTorch) {
     SCOPED_TRACE(StrCat(rows, " x ", cols));
     double squares = 0;
-    for (int seed = 1; seed <= 4; ++seed) {
+    for (int seed = 1; seed <= kSeeds; ++seed) {
       const DoubleMatrix gradient = GradientOf(rows, cols, seed);
       const DoubleMatrix expected = NewtonSchulzReference(gradient, 5, 1e-7);
       squares += std::pow(
           Distance(Orthogonalized(gradient, Muon::kMedium), expected), 2);
     }
-    EXPECT_LE(std::sqrt(squares), 1.05 * of_torch);
+    EXPECT_LE(std::sqrt(squares), of_torch);
+  }
+}
+
+// tools/gpu_check has no torch to compare with.
+TEST(NewtonSchulzReferenceTest, TheFormOfTorchHasTheErrorsOfTorch) {
+  for (const auto& [rows, cols, of_torch] : kErrorsOfTorch) {
+    SCOPED_TRACE(StrCat(rows, " x ", cols));
+    double squares = 0;
+    for (int seed = 1; seed <= kSeeds; ++seed) {
+      const DoubleMatrix gradient = GradientOf(rows, cols, seed);
+      squares += std::pow(Distance(NewtonSchulzOfTorch(gradient, 5, 1e-7),
+                                   NewtonSchulzReference(gradient, 5, 1e-7)),
+                          2);
+    }
+    EXPECT_NEAR(std::sqrt(squares) / of_torch, 1, 0.02);
   }
 }
 

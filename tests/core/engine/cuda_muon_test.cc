@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Engines with Muon on the device cuda, over the fakes of the driver and of
-// cuBLASLt: what a step launches and calls, what ranks share, and a cuBLAS that
-// does not start or has no algorithm. cuda_muon_precision_test compares what
+// cuBLASLt: what a step launches and calls, what ranks share, a cuBLAS that
+// does not start or has no algorithm, and a plan that cannot change for want of
+// one. cuda_muon_precision_test compares what
 // steps compute, and cuda_faults_test makes each of their calls fail.
 
 #include <gtest/gtest.h>
@@ -15,8 +16,11 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/deadline.h"
 #include "core/base/rounding.h"
 #include "core/base/strings.h"
+#include "core/comm/communicator.h"
+#include "core/device/cuda/driver_api.h"
 #include "core/engine/engine.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/cuda_training.h"
@@ -297,6 +301,26 @@ TEST_F(MuonRanksTest, EachMatrixIsMadeOrthogonalOnce) {
   }
 }
 
+// Whoever owns a matrix: with shard groups, whose ranks hold as much as all
+// ranks otherwise do, and with another partition.
+TEST_F(MuonRanksTest, EachMatrixIsMadeOrthogonalOnceWhoeverOwnsIt) {
+  for (const Partition partition : {Partition::kEven, Partition::kGreedy}) {
+    for (const int group_size : {0, 2}) {
+      for (const int stage : {1, 3}) {
+        SCOPED_TRACE(StrCat("partition ", static_cast<int>(partition),
+                            ", groups of ", group_size, ", stage ", stage));
+        const Form form = {
+            .stage = stage,
+            .optimizer = "muon",
+            .shapes = {{8, 9}, {9, 8}, {40, 33}, {12, 12}, {33, 40}, {5, 60}},
+            .shard_group_size = group_size,
+            .partition = partition};
+        EXPECT_EQ(StepOfRanks(form, 4).Launches("cublasLtMatmul"), 6 * 15u);
+      }
+    }
+  }
+}
+
 TEST_F(MuonRanksTest, ABatchOfManyRanksIsOneOfEach) {
   for (const int stage : {1, 2, 3}) {
     SCOPED_TRACE(StrCat("stage ", stage));
@@ -358,6 +382,86 @@ TEST_F(MuonRanksTest, ProductsThatNeedALargerWorkspaceAreTheErrorOfAllRanks) {
       EXPECT_OK((*engine)->Synchronize(0));
     });
   }
+}
+
+// ---- Changes of the plan ----------------------------------------------------
+
+// An engine of four matrices that has made one step.
+std::unique_ptr<Engine> SteppedOnce(const std::shared_ptr<Communicator>& comm) {
+  auto engine = MakeEngine(MakePlan({.world_size = comm->world_size(),
+                                     .optimizer = "muon",
+                                     .shapes = Small(4)}),
+                           comm);
+  EXPECT_OK(engine);
+  EXPECT_OK(cuda_training::Fill(engine->get()));
+  EXPECT_OK(TrainOneStep(engine->get(), 1));
+  return *std::move(engine);
+}
+
+// Makes the second step, and returns a parameter.
+std::vector<float> SecondStep(Engine* engine) {
+  EXPECT_OK(TrainOneStep(engine, 2));
+  const auto param = cuda_training::ReadParam(engine);
+  EXPECT_OK(param);
+  return *param;
+}
+
+Status Freeze(Engine* engine, bool thaw = false) {
+  const ParamId params[] = {3};
+  return engine->SetTrainable(params, thaw, 0);
+}
+
+// The products of a new plan are looked for before it replaces the old one.
+TEST_F(MuonRanksTest, APlanWithoutProductsDoesNotReplaceTheOldOne) {
+  RunThreadRanks(2, [&](const auto& comm) {
+    const auto expected = SecondStep(SteppedOnce(comm).get());
+    const auto engine = SteppedOnce(comm);
+    const auto alive = testing::fake_cuda::CountAlive();
+    ASSERT_OK(comm->Barrier("stepped", Deadline::After(30)));
+    SetProductWorkspaces({(size_t{32} << 20) + 1});
+    ASSERT_OK(comm->Barrier("none", Deadline::After(30)));
+    ExpectError(Freeze(engine.get()), StatusCode::kBackendUnavailable,
+                {"rank 0: muon's products of 2 matrices of 8 x 8, "
+                 "matmul_precision=highest: libcublasLt.so.13 13.8 has no "
+                 "algorithm for a product that needs at most 32.0 MiB"});
+    ASSERT_OK(comm->Barrier("refused", Deadline::After(30)));
+    EXPECT_EQ(testing::fake_cuda::CountAlive().device_bytes,
+              alive.device_bytes);
+    EXPECT_TRUE(SecondStep(engine.get()) == expected);
+    SetProductWorkspaces({1024});
+    ASSERT_OK(comm->Barrier("there", Deadline::After(30)));
+    EXPECT_OK(Freeze(engine.get()));
+    EXPECT_OK(Freeze(engine.get(), /*thaw=*/true));
+    EXPECT_OK(TrainOneStep(engine.get(), 3));
+  });
+}
+
+// Each allocation of the change fails once, that of cuBLAS's workspace too.
+TEST_F(MuonRanksTest, APlanWithoutAWorkspaceDoesNotReplaceTheOldOne) {
+  const auto comm = OpenLocal();
+  const auto expected = SecondStep(SteppedOnce(comm).get());
+  int workspaces = 0;
+  bool changed = false;
+  for (uint64_t call = 1; !changed; ++call) {
+    SCOPED_TRACE(call);
+    const auto engine = SteppedOnce(comm);
+    const size_t before = testing::fake_cuda::CountAlive().device_bytes;
+    // Memory is looked for a second time, when the pool has given some back.
+    FailCall("cuMemAllocFromPoolAsync", call, cuda::CuResult::kOutOfMemory);
+    FailCall("cuMemAllocFromPoolAsync", call + 1, cuda::CuResult::kOutOfMemory);
+    const Status status = Freeze(engine.get());
+    testing::fake_cuda::ClearFailures();
+    changed = status.ok();
+    if (changed) break;
+    EXPECT_EQ(status.code(), StatusCode::kResourceExhausted)
+        << status.ToString();
+    const std::string text(status.message());
+    EXPECT_NE(text.find("of memory of cuda:0"), std::string::npos) << text;
+    workspaces += text.find("the workspace of cuBLAS: ") != std::string::npos;
+    EXPECT_EQ(testing::fake_cuda::CountAlive().device_bytes, before);
+    EXPECT_TRUE(SecondStep(engine.get()) == expected);
+  }
+  EXPECT_GE(workspaces, 1);
 }
 
 TEST_F(MuonRanksTest, OtherOptimizersNeedNoCublas) {

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -24,6 +25,7 @@
 #include "core/device/device.h"
 #include "core/device/offload/offloading_device.h"
 #include "core/engine/engine.h"
+#include "core/observe/observer.h"
 #include "tests/core/base/comes_true.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/cuda_offload_training.h"
@@ -274,28 +276,76 @@ TEST_F(CudaOffloadTest, ParametersThatMissTheirGradientsStayAsTheyWere) {
       OffloadStates(*cuda::OpenDevice("0"), *OpenDevice("cpu"), kOffload);
   const auto engine = Engine::Create(plan, OpenLocal(), options);
   ASSERT_OK(engine);
+  // Of each step of the engine. The last one is skipped, and so moves its own
+  // values alone, as each step does.
+  constexpr int kSteps = 4;
+  std::vector<FakeCounters> made;
   for (Engine* const it : {expected->get(), engine->get()}) {
     FillWith(it, DType::kBF16);
-    for (int step = 1; step <= 3; ++step) {
+    for (int step = 1; step <= kSteps; ++step) {
       for (int32_t unit = static_cast<int32_t>(kUnits); unit > 0; --unit) {
-        WriteGrads(it, unit, step);
+        WriteGrads(it, unit, step, step < kSteps);
         for (const ParamId param : ParamsOf(it->plan(), unit)) {
           if ((param + step) % 3 == 0) continue;
           ASSERT_OK(it->MarkParamGradReady(param));
         }
       }
+      StepOptions step_options;
+      step_options.skip_nonfinite = step == kSteps;
       const FakeCounters before = Count();
-      ASSERT_OK(it->Step(StepOptions(), nullptr));
-      if (it == engine->get()) {
-        // Gradients and parameters, and the step's own values.
-        const FakeCounters made = CountSince(before);
-        EXPECT_EQ(made.to_host.bytes / kElements, 4 * kUnits);
-        EXPECT_EQ(made.to_device.bytes / kElements, 2 * kUnits);
-      }
+      ASSERT_OK(it->Step(step_options, nullptr));
+      if (it == engine->get()) made.push_back(CountSince(before));
       ASSERT_OK(it->ZeroGrad());
     }
   }
   ExpectSame(engine->get(), expected->get());
+  const FakeCounters& own = made.back();
+  EXPECT_LT(own.to_host.bytes + own.to_device.bytes, 1000u);
+  for (size_t step = 0; step + 1 < made.size(); ++step) {
+    SCOPED_TRACE(step);
+    // Gradients and parameters.
+    EXPECT_EQ(made[step].to_host.bytes - own.to_host.bytes,
+              4 * kUnits * kElements);
+    EXPECT_EQ(made[step].to_device.bytes - own.to_device.bytes,
+              2 * kUnits * kElements);
+  }
+}
+
+// Without offload the buffers of a rank that is alone are updated by one
+// launch, after the gradients of all units.
+TEST_F(CudaOffloadTest, TheUpdatesOfAStepAreThoseOfItsUnits) {
+  for (const bool offloads : {false, true}) {
+    SCOPED_TRACE(offloads);
+    const auto comm = OpenLocal();
+    const auto engine =
+        MakeEngine(MakePlan(kPlain), comm,
+                   offloads ? std::optional(kOffload) : std::nullopt);
+    ASSERT_OK(engine);
+    FillWith(engine->get(), DType::kF32);
+    const auto updates = [&] {
+      return comm->observer()->counters().Get(EventId::kUpdate).calls;
+    };
+    const uint64_t before = updates();
+    Train(engine->get(), 1, StepOptions());
+    EXPECT_EQ(updates() - before, offloads ? kUnits : 1u);
+  }
+}
+
+// Offloaded updates of Muon multiply on the host, whatever the GPU has.
+TEST_F(CudaOffloadTest, MuonNeedsABlasOfTheHost) {
+  Case of = kPlain;
+  of.optimizer = "muon";
+  const auto plan = MakePlan(of);
+  ASSERT_EQ(::setenv("SHARD_BLAS_LIBRARY", "/nowhere/libnone.so", 1), 0);
+  const auto none = MakeUnscaled(plan);
+  // Without offload the products are cuBLAS's.
+  EXPECT_OK(MakeEngine(plan, OpenLocal()));
+  ASSERT_EQ(::unsetenv("SHARD_BLAS_LIBRARY"), 0);
+  ExpectError(none, StatusCode::kBackendUnavailable,
+              {"no usable CBLAS library: /nowhere/libnone.so: ", "install one",
+               "SHARD_BLAS_LIBRARY"});
+  EXPECT_EQ(testing::fake_cuda::CountAlive().device_bytes, 0u);
+  EXPECT_EQ(testing::fake_cuda::CountAlive().pinned_allocations, 0u);
 }
 
 }  // namespace

@@ -45,6 +45,8 @@ struct Form {
   // elements.
   bool offloads = false;
   bool deterministic = false;
+  int shard_group_size = 0;
+  Partition partition = Partition::kEven;
 };
 
 inline std::optional<Offload> OffloadOf(const Form& form) {
@@ -78,6 +80,8 @@ inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
   training.plan.world_size = form.world_size;
   training.plan.stage = form.stage;
   training.plan.deterministic = form.deterministic;
+  training.plan.shard_group_size = form.shard_group_size;
+  training.plan.partition = form.partition;
   training.plan.prefetch = 0;
   const auto plan = PlanOf(training);
   EXPECT_OK(plan);

@@ -166,5 +166,86 @@ TEST(TransferCountTest, PrefetchGathersNoUnitTwice) {
   }
 }
 
+// Adds a unit with a matrix, and returns its module.
+ModuleId AddBlock(ModuleId parent, const std::string& name, Model* model) {
+  const auto block = model->AddModule(parent, name, "Block");
+  EXPECT_OK(block);
+  EXPECT_OK(model->AddParam(*block, "weight", DType::kF32,
+                            {int64_t{64}, int64_t{128}}));
+  return *block;
+}
+
+// Makes two steps of the same calls, with 2 units gathered ahead, and returns
+// the gathers of the second one until each of its acquires has returned and all
+// that it began is done. `calls`: units that are acquired, and negative ones
+// that are released.
+std::vector<uint64_t> GathersOf(const std::shared_ptr<Model>& model,
+                                const std::vector<int32_t>& calls) {
+  UnitTraining training;
+  training.model = model;
+  training.wrap = "class?names=Block";
+  training.plan.world_size = 2;
+  training.plan.stage = 3;
+  training.plan.prefetch = 2;
+  training.engine.missing_grads = MissingGrads::kZero;
+  const auto plan = PlanOf(training);
+  EXPECT_OK(plan);
+  EXPECT_TRUE((*plan)->shards_params());
+  std::vector<uint64_t> gathers;
+  RunThreadRanks(
+      training.plan.world_size,
+      [&](const auto& comm) {
+        const auto engine = CreateEngine(*plan, comm, training.engine);
+        ASSERT_OK(engine);
+        UnitTrainer(training, engine->get()).Fill();
+        for (int step = 1; step <= 2; ++step) {
+          const uint64_t before = CallsOf(*comm, "all_gather_blocks");
+          for (const int32_t call : calls) {
+            if (call < 0) {
+              ASSERT_OK((*engine)->UnitRelease(-call));
+              continue;
+            }
+            ASSERT_OK((*engine)->UnitAcquire(call, Pass::kForward, 0));
+            ASSERT_OK((*engine)->Synchronize(0));
+            if (step == 1 || comm->rank() != 0) continue;
+            gathers.push_back(CallsOf(*comm, "all_gather_blocks") - before);
+          }
+          StepReport report;
+          ASSERT_OK((*engine)->Step(StepOptions(), &report));
+        }
+      },
+      30, "direct=0");
+  return gathers;
+}
+
+// Each depth has three slots, or as many as it has units.
+TEST(TransferCountTest, AUnitOfAnotherDepthIsGatheredPastOneWithoutASlot) {
+  const auto model = std::make_shared<Model>("Root");
+  const ModuleId first = AddBlock(kRootModule, "first", model.get());  // Unit 1
+  for (int b = 0; b < kBlocks; ++b) {
+    AddBlock(first, StrCat("inner", b), model.get());  // From unit 2 on.
+  }
+  AddBlock(kRootModule, "last", model.get());
+  constexpr int32_t kLast = kBlocks + 2;
+  // While 2, 3 and 4 are in use there is no slot for 5, but one for the last.
+  const std::vector<int32_t> calls = {1,  2, 3,  4,  -2,    -3,
+                                      -4, 5, -5, -1, kLast, -kLast};
+  const std::vector<uint64_t> gathers = {3, 4, 4, 5, 6, 6};
+  EXPECT_EQ(GathersOf(model, calls), gathers);
+}
+
+// Where only slots of units gathered ahead are left, the one that is needed
+// last is given up.
+TEST(TransferCountTest, AUnitTakesTheSlotThatIsNeededLast) {
+  const auto model = std::make_shared<Model>("Root");
+  for (int b = 0; b < kBlocks; ++b) {
+    AddBlock(kRootModule, StrCat("block", b), model.get());
+  }
+  // 4 takes the slot of 3, and 2 is still there.
+  const std::vector<int32_t> calls = {1, 2, 3, -2, -3, 4, 2, -1, -4, -2, 3, -3};
+  const std::vector<uint64_t> gathers = {3, 3, 3, 4, 4, 5};
+  EXPECT_EQ(GathersOf(model, calls), gathers);
+}
+
 }  // namespace
 }  // namespace shard::transfer_count_test

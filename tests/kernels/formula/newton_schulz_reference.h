@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Muon's iteration in double and with plain loops, as written in
-// kernels/formula/muon.h.
+// Muon's iteration with plain loops: in double, as written in
+// kernels/formula/muon.h, and with the roundings of torch.optim.Muon, whose
+// errors are a measure of those of other forms in bf16.
 
 #ifndef SHARD_TESTS_KERNELS_FORMULA_NEWTON_SCHULZ_REFERENCE_H_
 #define SHARD_TESTS_KERNELS_FORMULA_NEWTON_SCHULZ_REFERENCE_H_
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace shard {
@@ -53,6 +57,15 @@ inline DoubleMatrix Product(double factor, const DoubleMatrix& a,
   return c;
 }
 
+// Returns the Frobenius norm of the difference.
+inline double Distance(const DoubleMatrix& a, const DoubleMatrix& b) {
+  double squares = 0;
+  for (size_t i = 0; i < a.values.size(); ++i) {
+    squares += (a.values[i] - b.values[i]) * (a.values[i] - b.values[i]);
+  }
+  return std::sqrt(squares);
+}
+
 inline DoubleMatrix NewtonSchulzReference(DoubleMatrix x, int steps,
                                           double eps) {
   const bool tall = x.rows > x.cols;
@@ -65,6 +78,38 @@ inline DoubleMatrix NewtonSchulzReference(DoubleMatrix x, int steps,
     const DoubleMatrix gram = Product(1, x, Transposed(x), 0, {});
     const DoubleMatrix update = Product(2.0315, gram, gram, -4.7750, gram);
     x = Product(1, update, x, 3.4445, x);
+  }
+  return tall ? Transposed(x) : x;
+}
+
+// Rounds to nearest even.
+inline DoubleMatrix InBF16(DoubleMatrix matrix) {
+  for (double& value : matrix.values) {
+    const auto word = std::bit_cast<uint32_t>(static_cast<float>(value));
+    value =
+        std::bit_cast<float>((word + 0x7FFF + (word >> 16 & 1)) >> 16 << 16);
+  }
+  return matrix;
+}
+
+// Returns what torch.optim.Muon makes of a gradient: each matrix is rounded to
+// bf16, the gradient and its norm included. The sums of a product are exact
+// here and in fp32 there.
+inline DoubleMatrix NewtonSchulzOfTorch(const DoubleMatrix& gradient, int steps,
+                                        double eps) {
+  DoubleMatrix x = InBF16(gradient);
+  const bool tall = x.rows > x.cols;
+  if (tall) x = Transposed(x);
+  double squares = 0;
+  for (const double value : x.values) squares += value * value;
+  const double norm = InBF16({1, 1, {std::sqrt(squares)}}).values[0];
+  for (double& value : x.values) value /= std::max(norm, eps);
+  x = InBF16(std::move(x));
+  for (int step = 0; step < steps; ++step) {
+    const DoubleMatrix gram = InBF16(Product(1, x, Transposed(x), 0, {}));
+    const DoubleMatrix update =
+        InBF16(Product(2.0315, gram, gram, -4.7750, gram));
+    x = InBF16(Product(1, update, x, 3.4445, x));
   }
   return tall ? Transposed(x) : x;
 }

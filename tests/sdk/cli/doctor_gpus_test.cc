@@ -47,8 +47,12 @@ TEST_F(DoctorGpusTest, LibrariesAreNotOpenedWithoutADriver) {
   EXPECT_TRUE(Found("driver").starts_with("info no CUDA driver: "))
       << Found("driver");
   EXPECT_EQ(Found("devices"), "");
-  EXPECT_EQ(Found("nccl"), "info not looked for: there is no driver");
-  EXPECT_EQ(Found("cublas"), "info not looked for: there is no driver");
+  EXPECT_EQ(Found("nccl"),
+            "info not looked for: there is no driver; collectives=nccl alone "
+            "needs it");
+  EXPECT_EQ(Found("cublas"),
+            "info not looked for: there is no driver; the optimizer muon on "
+            "GPUs alone needs it");
 }
 
 TEST_F(DoctorGpusTest, ALibraryThatDoesNotLoadIsNamed) {
@@ -60,6 +64,19 @@ TEST_F(DoctorGpusTest, ALibraryThatDoesNotLoadIsNamed) {
   EXPECT_TRUE(Has(Found("nccl"), "libnccl.so.2: ")) << Found("nccl");
   EXPECT_EQ(Found("cublas"), "ok libcublasLt.so.12 12.8");
   EXPECT_TRUE(Found("cuda:1").starts_with("ok ")) << Found("cuda:1");
+}
+
+TEST_F(DoctorGpusTest, WithoutCublasItSaysWhatNeedsItAndWhereItIs) {
+  const Folder folder;
+  WriteNoLibrary(folder / "libcublasLt.so.12");
+  WriteNoLibrary(folder / "libcublasLt.so.13");
+  Examine({folder / "", kFakeDriver, kFakeNccl});
+  for (const char* text :
+       {"info no usable cuBLAS: ", "libcublasLt.so.13: ", "libcublasLt.so.12: ",
+        "; install cuBLAS of CUDA 12 or 13 (it is in the CUDA toolkit",
+        "LD_LIBRARY_PATH; the optimizer muon on GPUs alone needs it"}) {
+    EXPECT_TRUE(Has(Found("cublas"), text)) << Found("cublas");
+  }
 }
 
 TEST_F(DoctorGpusTest, AnErrorOfTheCountIsNotNone) {

@@ -49,17 +49,17 @@ TEST_F(PlanFitTest, SaysWhichOptionsFit) {
   EXPECT_EQ(last_line({"--ranks", "1", "--memory", "60MiB"}),
             "Nothing fits. Stage 1 on 1 rank comes nearest: 20.0 MiB missing. "
             "It fits with --optimizer 'adamw?states=bf16' (less precise), or "
-            "with --ranks 2 --stages 3.\n");
+            "with --ranks 2.\n");
   EXPECT_EQ(last_line({"--ranks", "1", "--memory", "59MiB", "--optimizer",
                        "adamw?lr=0.1&states=bf16"}),
             "Nothing fits. Stage 1 on 1 rank comes nearest: 1.00 MiB missing. "
             "It fits with --optimizer 'adamw?lr=0.1&states=q8' (less precise), "
-            "or with --ranks 2 --stages 3.\n");
+            "or with --ranks 2.\n");
   // Momentum has one type.
   EXPECT_EQ(last_line({"--ranks", "1", "--memory", "59MiB", "--optimizer",
                        "sgd?momentum=0.9"}),
             "Nothing fits. Stage 1 on 1 rank comes nearest: 1.00 MiB missing. "
-            "It fits with --ranks 2 --stages 3.\n");
+            "It fits with --ranks 2.\n");
   // Each of 8 ranks has 10 MiB, and slots of 16.
   EXPECT_EQ(last_line({"--ranks", "1", "--memory", "26MiB"}),
             "Nothing fits. Stage 1 on 1 rank comes nearest: 54.0 MiB missing. "
@@ -68,6 +68,40 @@ TEST_F(PlanFitTest, SaysWhichOptionsFit) {
             "Nothing fits. Stage 1 on 1 rank comes nearest: 72.0 MiB missing. "
             "No stage, narrower optimizer states or up to 4096 ranks that were "
             "tried make it fit.\n");
+}
+
+// Of 10 MiB of bf16 parameters, fp32 gradients take 20 MiB, and masters as much
+// beside 40 MiB of states.
+TEST_F(PlanFitTest, SaysWhatTakesMemoryAndCouldBeGivenUp) {
+  const auto ends = [&](std::vector<std::string> options,
+                        const std::string& end) {
+    options.insert(options.end(),
+                   {"--ranks", "1", "--stages", "1", "--dtype", "bf16"});
+    const Result result = Plan(options);
+    EXPECT_TRUE(Has(result.out, " It fits " + end)) << result.out;
+  };
+  ends({"--memory", "80MiB", "--f32-grads"},
+       "without --f32-grads (less precise), or with --ranks 2.\n");
+  ends({"--memory", "20MiB", "--optimizer", "sgd"},
+       "with --masters stochastic (less precise), or with --ranks ");
+}
+
+// Of a GPU without its states, and of other optimizers, there are no products.
+TEST_F(PlanFitTest, SaysThatTheWorkspaceOfCublasIsNotCounted) {
+  const std::string note =
+      "\nNot counted is the workspace of cuBLAS for muon's products: at most "
+      "32 MiB for each rank.\n";
+  const auto has_note = [&](const std::string& optimizer,
+                            std::vector<std::string> options) {
+    options.insert(options.end(), {"--optimizer", optimizer});
+    return Has(Plan(options).out, note);
+  };
+  EXPECT_TRUE(has_note("muon", {"--device", "cuda"}));
+  EXPECT_TRUE(has_note("muon?lr=0.1", {"--device", "cuda:1", "--memory", "1"}));
+  EXPECT_FALSE(has_note("muon", {"--device", "cuda?offload=states"}));
+  EXPECT_FALSE(has_note("muon", {"--device", "cpu"}));
+  EXPECT_FALSE(has_note("muon", {}));
+  EXPECT_FALSE(has_note("adamw", {"--device", "cuda"}));
 }
 
 // One unit shards nothing.

@@ -133,6 +133,30 @@ TEST(NcclRegistrationTest, MemoryOutlivesItsCollectives) {
   });
 }
 
+// Nor does it log to the observer of these, which memory may outlive, too.
+TEST(NcclRegistrationTest, MemoryThatOutlivesItsCollectivesLogsNothing) {
+  const FakeNccl fake(OneGpuEach(2));
+  RunGroup(Backend::kThreads, 2, [](Communicator* comm) {
+    DeviceMemory memory;
+    NcclRank rank(comm, {RankSet::All(2)});
+    memory = *rank.collectives->Allocate(rank.device.get(), kBytes, "a tensor");
+    rank.failing.reset();
+    rank.stream.reset();
+    rank.collectives.reset();
+    const fake_nccl::Target me = {.rank = comm->rank()};
+    fake_nccl::FailCall("ncclCommDeregister", 1, Result::kInternalError, me);
+    const uint64_t calls = Count(me).Calls("ncclCommDeregister");
+    const auto logged = [&] {
+      return comm->observer()->counters().Find("transport")->calls;
+    };
+    const uint64_t before = logged();
+    ASSERT_OK(comm->Barrier("end", Soon()));
+    memory = DeviceMemory();
+    EXPECT_EQ(Count(me).Calls("ncclCommDeregister"), calls + 1);
+    EXPECT_EQ(logged(), before);
+  });
+}
+
 struct Reason {
   const char* name;
   std::function<void()> fault;
