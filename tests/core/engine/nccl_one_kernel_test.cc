@@ -7,16 +7,26 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
 #include "core/engine/engine.h"
+#include "core/observe/logger.h"
+#include "kernels/cuda/update_elements.h"
+#include "tests/core/base/comes_true.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/nccl_training.h"
@@ -24,6 +34,7 @@
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"
 #include "tests/fake_cuda/fake_cuda.h"
+#include "tests/fake_cuda/kernel_accesses.h"
 #include "tests/fake_nccl/fake_nccl_fixture.h"
 
 namespace shard::nccl_one_kernel_test {
@@ -54,6 +65,8 @@ struct Form {
   DType dtype = DType::kF32;
   bool whole_grads = false;
   bool clips = false;
+  bool marks = false;       // Gradients are marked as ready before the step.
+  int64_t elements = 2000;  // Of the first parameter.
 };
 
 std::shared_ptr<const Plan> MakePlan(const Form& form) {
@@ -63,7 +76,7 @@ std::shared_ptr<const Plan> MakePlan(const Form& form) {
     const ModuleId block =
         *training.model->AddModule(kRootModule, StrCat("block", u), "Block");
     EXPECT_OK(training.model->AddParam(block, "weight", form.dtype,
-                                       {2000 + 700 * u}));
+                                       {form.elements + 700 * u}));
   }
   training.optimizer = form.optimizer;
   training.wrap = "class?names=Block";
@@ -116,9 +129,11 @@ Result Train(const std::string& device, const Form& form,
         ASSERT_OK(engine);
         ASSERT_OK(cuda_training::Fill(engine->get()));
         for (int step = 1; step <= kSteps; ++step) {
-          ASSERT_OK(
-              Step(engine->get(), comm->rank(), step,
-                   form.clips ? cuda_training::Clipped() : StepOptions()));
+          const StepOptions how =
+              form.clips ? cuda_training::Clipped() : StepOptions();
+          ASSERT_OK(form.marks
+                        ? cuda_training::TrainOneStep(engine->get(), step, how)
+                        : Step(engine->get(), comm->rank(), step, how));
         }
         ASSERT_OK((*engine)->Synchronize(0));
         auto& bytes = result.params[static_cast<size_t>(comm->rank())];
@@ -161,10 +176,20 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Form{}, Form{.ranks = 3}, Form{.ranks = 3, .stage = 0},
                       Form{.ranks = 3, .stage = 2, .whole_grads = true},
                       Form{.optimizer = "sgd?lr=0.5"},
+                      // Some ranks have no elements of a unit.
+                      Form{.ranks = 3, .elements = 5},
                       Form{.ranks = 3, .dtype = DType::kBF16}));
 
 TEST(OneKernelFallbackTest, AStepThatClipsIsMadeOfParts) {
   const Form form = {.clips = true};
+  const Result expected = Train("cpu", form);
+  const Result parts = Train("cuda", form);
+  EXPECT_GT(parts.reductions, 0u);
+  EXPECT_TRUE(parts.params[1] == expected.params[1]);
+}
+
+TEST(OneKernelFallbackTest, AStepAfterGradientsThatAreReadyIsMadeOfParts) {
+  const Form form = {.marks = true};
   const Result expected = Train("cpu", form);
   const Result parts = Train("cuda", form);
   EXPECT_GT(parts.reductions, 0u);
@@ -180,6 +205,64 @@ TEST(OneKernelFallbackTest, RanksThatDoNotReachEachOtherSayWhy) {
             std::string::npos)
       << parts.json;
   EXPECT_GT(parts.reductions, 0u);
+}
+
+TEST(OneKernelFallbackTest, RanksWithoutWindowsSayWhy) {
+  const Result expected = Train("cpu", {});
+  testing::fake_nccl::Options nccl = WithPeers();
+  nccl.makes_windows = false;
+  const Result parts = Train("cuda", {}, nccl);
+  EXPECT_NE(parts.json.find("NCCL makes no windows of this memory"),
+            std::string::npos)
+      << parts.json;
+  EXPECT_GT(parts.reductions, 0u);
+  EXPECT_TRUE(parts.params[1] == expected.params[1]);
+}
+
+// The first rank logs it, and no other one.
+TEST(OneKernelFallbackTest, TheReasonIsLoggedOnce) {
+  const FakeNccl fake(Gpus(2), {});
+  const auto plan = MakePlan({});
+  struct Lines {
+    std::mutex mutex;
+    std::vector<std::string> texts;
+  } lines;
+  CommOptions options;
+  options.timeout = 30;
+  options.logger = Logger(
+      [](int32_t /*level*/, const char* message, void* to) {
+        const std::string_view text = message;
+        if (text.find("a step is not one kernel") == text.npos) return;
+        auto* const all = static_cast<Lines*>(to);
+        const std::lock_guard<std::mutex> lock(all->mutex);
+        all->texts.emplace_back(text);
+      },
+      LogLevel::kInfo, &lines);
+  RunThreadRanks(
+      2,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        EngineOptions one;
+        one.one_kernel = true;
+        EXPECT_OK(MakeEngineOn("cuda", plan, comm, one));
+      },
+      options, "direct=0");
+  ASSERT_EQ(lines.texts.size(), 1u);
+  EXPECT_NE(lines.texts[0].find("use 2.29.2 or later"), std::string::npos)
+      << lines.texts[0];
+}
+
+TEST(OneKernelFallbackTest, RanksChooseTheSame) {
+  const FakeNccl fake(Gpus(2), WithPeers());
+  const auto plan = MakePlan({});
+  RunThreadRanks(
+      2,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        EngineOptions options;
+        options.one_kernel = comm->rank() == 0;
+        ExpectError(MakeEngineOn("cuda", plan, comm, options),
+                    StatusCode::kInvalidArgument, {"steps of one kernel"});
+      },
+      30, "direct=0");
 }
 
 TEST(OneKernelFallbackTest, AnOlderLibraryIsNamed) {
@@ -226,6 +309,61 @@ void HoldStream(Stream* stream, const std::atomic<bool>* released) {
   });
 }
 
+// Returns where the engine has the parameters, and their bytes.
+std::vector<std::span<const std::byte>> ParamsOf(Engine* engine) {
+  std::vector<std::span<const std::byte>> all;
+  for (size_t p = 0; p < engine->plan().model().params().size(); ++p) {
+    const auto param = engine->Param(static_cast<ParamId>(p));
+    EXPECT_OK(param);
+    all.emplace_back(static_cast<const std::byte*>(param->data),
+                     DTypeBytes(DType::kF32, param->numel));
+  }
+  return all;
+}
+
+// A rank whose kernel has met the others, and then takes long, has stored
+// nothing yet: the steps of the others end after it.
+TEST(OneKernelOrderTest, AStepEndsOnceAllRanksHaveStored) {
+  using testing::fake_cuda::Progress;
+  constexpr uint32_t kSlow = 1;
+  const FakeNccl fake(Gpus(3), WithPeers());
+  const auto plan = MakePlan({.ranks = 3});
+  std::atomic<bool> waits = false;
+  std::atomic<bool> stores = false;
+  testing::fake_cuda::DescribeWaits(
+      "shard_update_AdamW", [&](const void* args, std::function<void()> run) {
+        const auto* const meetings =
+            static_cast<const cuda::UpdateElementsArgs*>(args)->meetings;
+        const bool is_slow = meetings != nullptr && meetings->rank == kSlow;
+        return [&, is_slow, has_come = false,
+                update = testing::BeginUpdate(args, std::move(run))]() mutable {
+          if (!is_slow) return update();
+          if (!std::exchange(has_come, true)) return update();
+          waits = true;
+          return stores ? update() : Progress::kWaits;
+        };
+      });
+  std::thread later([&] {
+    EXPECT_TRUE(testing::ComesTrue([&] { return waits.load(); }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    stores = true;
+  });
+  RunThreadRanks(
+      3,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        EngineOptions options;
+        options.one_kernel = true;
+        const auto engine = MakeEngineOn("cuda", plan, comm, options);
+        ASSERT_OK(engine);
+        ASSERT_OK(cuda_training::Fill(engine->get()));
+        ASSERT_OK(Step(engine->get(), comm->rank(), 1, StepOptions()));
+        ASSERT_OK((*engine)->Synchronize(0));
+        EXPECT_TRUE(stores);
+      },
+      30, "direct=0");
+  later.join();
+}
+
 // The kernels of the others wait for one whose stream is held, until its time
 // is over; then nothing is updated anywhere.
 TEST(OneKernelFailureTest, ARankWhoseStreamIsHeldEndsAll) {
@@ -243,6 +381,9 @@ TEST(OneKernelFailureTest, ARankWhoseStreamIsHeldEndsAll) {
         ASSERT_OK(engine);
         ASSERT_OK(cuda_training::Fill(engine->get()));
         ASSERT_OK(Step(engine->get(), comm->rank(), 1, StepOptions()));
+        const auto params = ParamsOf(engine->get());
+        std::vector<std::vector<std::byte>> before;
+        for (const auto& it : params) before.emplace_back(it.begin(), it.end());
         if (comm->rank() == kHeld) {
           HoldStream(&(*engine)->host_stream(), &released);
         }
@@ -252,12 +393,16 @@ TEST(OneKernelFailureTest, ARankWhoseStreamIsHeldEndsAll) {
         const Status status = (*engine)->Step(step, nullptr);
         const std::chrono::duration<double> seconds =
             std::chrono::steady_clock::now() - begin;
-        if (++ended == 3) released = true;
+        ++ended;
+        EXPECT_TRUE(testing::ComesTrue([&] { return ended == 3; }));
+        for (size_t p = 0; p < params.size(); ++p) {
+          EXPECT_TRUE(std::ranges::equal(params[p], before[p])) << p;
+        }
+        released = true;
         // All ranks have come to the step: nobody knows whose stream it is.
         EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded)
             << status.ToString();
         EXPECT_LT(seconds.count(), 2.5);
-        while (!released) std::this_thread::yield();
       },
       30, "direct=0");
 }
