@@ -23,7 +23,9 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/collectives/collectives.h"
 #include "core/engine/engine.h"
+#include "core/engine/transfer/collectives_memory.h"
 #include "core/observe/logger.h"
 #include "kernels/cuda/update_elements.h"
 #include "tests/core/base/comes_true.h"
@@ -110,6 +112,7 @@ Status Step(Engine* engine, int rank, int step, const StepOptions& options) {
 struct Result {
   std::vector<std::vector<std::byte>> params;  // By rank.
   std::string json;                            // Of rank 0.
+  CollectivesMemory memory;                    // Of rank 0.
   uint64_t reductions = 0;                     // Calls of NCCL, in all steps.
   uint64_t gathers = 0;
 };
@@ -144,7 +147,10 @@ Result Train(const std::string& device, const Form& form,
           bytes.insert(bytes.end(), begin,
                        begin + DTypeBytes(form.dtype, param->numel));
         }
-        if (comm->rank() == 0) result.json = (*engine)->ToJson();
+        if (comm->rank() == 0) {
+          result.json = (*engine)->ToJson();
+          result.memory = (*engine)->collectives_memory();
+        }
       },
       30, "direct=0");
   const auto counts = testing::fake_nccl::Count({});
@@ -152,6 +158,16 @@ Result Train(const std::string& device, const Form& form,
       counts.Calls("ncclReduceScatter") + counts.Calls("ncclSend");
   result.gathers = counts.Calls("ncclAllGather");
   return result;
+}
+
+// The memory is the one that a plan predicts.
+void ExpectMemory(const CollectivesMemory& memory, const Form& form,
+                  bool one_kernel) {
+  CollectivesMemory expected =
+      CollectivesMemoryOf(*MakePlan(form), Transport::kNccl);
+  if (one_kernel) expected += MeetingsMemory(form.ranks, Transport::kNccl);
+  EXPECT_EQ(memory.device_bytes, expected.device_bytes);
+  EXPECT_EQ(memory.host_bytes, expected.host_bytes);
 }
 
 class OneKernelTest : public ::testing::TestWithParam<Form> {};
@@ -164,6 +180,7 @@ TEST_P(OneKernelTest, HasTheBitsOfProcessors) {
       << one.json;
   EXPECT_EQ(one.reductions, 0u);
   EXPECT_EQ(one.gathers, 0u);
+  ExpectMemory(one.memory, form, true);
   for (int r = 0; r < form.ranks; ++r) {
     const auto rank = static_cast<size_t>(r);
     EXPECT_FALSE(one.params[rank].empty());
@@ -217,6 +234,7 @@ TEST(OneKernelFallbackTest, RanksWithoutWindowsSayWhy) {
       << parts.json;
   EXPECT_GT(parts.reductions, 0u);
   EXPECT_TRUE(parts.params[1] == expected.params[1]);
+  ExpectMemory(parts.memory, {}, false);
 }
 
 // The first rank logs it, and no other one.
@@ -260,7 +278,7 @@ TEST(OneKernelFallbackTest, RanksChooseTheSame) {
         EngineOptions options;
         options.one_kernel = comm->rank() == 0;
         ExpectError(MakeEngineOn("cuda", plan, comm, options),
-                    StatusCode::kInvalidArgument, {"steps of one kernel"});
+                    StatusCode::kDesync, {"steps of one kernel"});
       },
       30, "direct=0");
 }
@@ -332,16 +350,17 @@ TEST(OneKernelOrderTest, AStepEndsOnceAllRanksHaveStored) {
   std::atomic<bool> stores = false;
   testing::fake_cuda::DescribeWaits(
       "shard_update_AdamW", [&](const void* args, std::function<void()> run) {
-        const auto* const meetings =
-            static_cast<const cuda::UpdateElementsArgs*>(args)->meetings;
-        const bool is_slow = meetings != nullptr && meetings->rank == kSlow;
-        return [&, is_slow, has_come = false,
-                update = testing::BeginUpdate(args, std::move(run))]() mutable {
-          if (!is_slow) return update();
-          if (!std::exchange(has_come, true)) return update();
-          waits = true;
-          return stores ? update() : Progress::kWaits;
-        };
+        const auto* const launched =
+            static_cast<const cuda::UpdateElementsArgs*>(args);
+        return
+            [&, launched, update = testing::BeginUpdate(args, std::move(run))] {
+              const cuda::PeerMeetings& meetings = *launched->meetings;
+              const bool has_met =
+                  meetings.rank == kSlow &&
+                  *cuda::FlagAt(meetings, cuda::PeerFlag::kCome, 0, kSlow) > 0;
+              if (has_met) waits = true;
+              return has_met && !stores ? Progress::kWaits : update();
+            };
       });
   std::thread later([&] {
     EXPECT_TRUE(testing::ComesTrue([&] { return waits.load(); }));
@@ -381,6 +400,7 @@ TEST(OneKernelFailureTest, ARankWhoseStreamIsHeldEndsAll) {
         ASSERT_OK(engine);
         ASSERT_OK(cuda_training::Fill(engine->get()));
         ASSERT_OK(Step(engine->get(), comm->rank(), 1, StepOptions()));
+        ASSERT_OK((*engine)->Synchronize(0));
         const auto params = ParamsOf(engine->get());
         std::vector<std::vector<std::byte>> before;
         for (const auto& it : params) before.emplace_back(it.begin(), it.end());
