@@ -378,13 +378,15 @@ TEST(OneKernelOrderTest, AStepEndsOnceAllRanksHaveStored) {
         ASSERT_OK(Step(engine->get(), comm->rank(), 1, StepOptions()));
         ASSERT_OK((*engine)->Synchronize(0));
         EXPECT_TRUE(stores);
+        // The kernel of the slow rank uses this one's memory.
+        EXPECT_TRUE(testing::ComesTrue([&] { return stores.load(); }));
       },
       30, "direct=0");
   later.join();
 }
 
-// The kernels of the others wait for one whose stream is held, until its time
-// is over; then nothing is updated anywhere.
+// The kernels of the others wait for the one of a rank whose stream is held,
+// until its time is over, and update nothing.
 TEST(OneKernelFailureTest, ARankWhoseStreamIsHeldEndsAll) {
   constexpr int kHeld = 1;
   const FakeNccl fake(Gpus(3), WithPeers());
