@@ -193,9 +193,11 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   on_failure_ = collectives_->OnFailure(
       [streams = std::vector<Stream*>{compute_.get(), moving_.get(),
                                       &queue_->stream()},
-       updates = updates_.get()](const Status& error) {
+       updates = updates_.get(), peers = peers_.get()](const Status& error) {
         for (Stream* const stream : streams) stream->Fail(error);
         if (updates != nullptr) updates->Fail(error);
+        // Work that then ends is not taken for a step that has been made.
+        if (peers != nullptr) peers->EndWaits();
       });
   return Status();
 }

@@ -56,7 +56,7 @@ class PeerStep {
   }
   // Ends the waits of this rank's kernels for those of others, and the use of
   // their memory, for good: when this returns no kernel uses it, unless the GPU
-  // does not work. Any thread.
+  // does not work. Any thread, once the streams of such kernels have failed.
   void EndWaits() noexcept;
 
  private:

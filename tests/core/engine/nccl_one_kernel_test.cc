@@ -398,7 +398,7 @@ TEST(OneKernelFailureTest, ARankWhoseStreamIsHeldEndsAll) {
       [&](const std::shared_ptr<Communicator>& comm) {
         EngineOptions options;
         options.one_kernel = true;
-        const auto engine = MakeEngineOn("cuda", plan, comm, options);
+        auto engine = MakeEngineOn("cuda", plan, comm, options);
         ASSERT_OK(engine);
         ASSERT_OK(cuda_training::Fill(engine->get()));
         ASSERT_OK(Step(engine->get(), comm->rank(), 1, StepOptions()));
@@ -409,21 +409,29 @@ TEST(OneKernelFailureTest, ARankWhoseStreamIsHeldEndsAll) {
         if (comm->rank() == kHeld) {
           HoldStream(&(*engine)->host_stream(), &released);
         }
-        const auto begin = std::chrono::steady_clock::now();
+        auto begin = std::chrono::steady_clock::now();
+        const auto seconds = [&] {
+          const auto end = std::chrono::steady_clock::now();
+          return std::chrono::duration<double>(end - begin).count();
+        };
         StepOptions step;
         step.timeout = 1;
         const Status status = (*engine)->Step(step, nullptr);
-        const std::chrono::duration<double> seconds =
-            std::chrono::steady_clock::now() - begin;
+        EXPECT_LT(seconds(), 2.5);
         for (size_t p = 0; p < params.size(); ++p) {
           EXPECT_TRUE(std::ranges::equal(params[p], before[p])) << p;
         }
         if (++ended == 3) released = true;
         // All ranks have come to the step: nobody knows whose stream it is.
-        EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded)
+        // A rank may be told another one's error.
+        EXPECT_NE(status.ToString().find("DEADLINE_EXCEEDED"),
+                  std::string::npos)
             << status.ToString();
-        EXPECT_LT(seconds.count(), 2.5);
         while (!released) std::this_thread::yield();
+        // The kernels of all ranks have ended, or do.
+        begin = std::chrono::steady_clock::now();
+        engine->reset();
+        EXPECT_LT(seconds(), 2.5);
       },
       30, "direct=0");
 }
