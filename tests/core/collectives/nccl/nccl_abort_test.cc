@@ -109,7 +109,7 @@ TEST_F(NcclAbortTest, OneThatHangsIsLeft) {
                 EXPECT_TRUE(rank->context->is_abandoned());
                 EXPECT_EQ(rank->Enqueue().code(), StatusCode::kCancelled);
                 EXPECT_OK(rank->comms->AsyncError());
-                // Another one waits for nothing.
+                // An abort after that one waits for nothing.
                 EXPECT_FALSE(rank->comms->Abort(30));
               }),
               kSeconds + 5);
