@@ -26,6 +26,7 @@ struct Placement {
   DeviceId::Kind device;
   std::optional<Offload> offload = std::nullopt;
   Transport transport = Transport::kStaged;
+  bool one_kernel = false;
 };
 
 // Writes predicted or measured memory. `report` and `collectives` are those of

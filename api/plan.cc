@@ -144,6 +144,7 @@ shard::StatusOr<Placement> ToPlacement(const shard::Plan& plan,
   placement.device = device.kind;
   placement.offload = device.offload;
   placement.transport = device.transport;
+  placement.one_kernel = device.one_kernel;
   placement.ranks_per_host =
       read.ranks_per_host == 0 ? ranks : read.ranks_per_host;
   placement.shares_memory = placement.ranks_per_host == ranks && !separate;
@@ -254,13 +255,19 @@ shard_error* shard_plan_memory(const shard_plan* plan,
     SHARD_API_REQUIRE(plan);
     SHARD_ASSIGN_OR_RETURN(const Placement read,
                            ToPlacement(*plan->plan, placement));
+    shard::CollectivesMemory collectives =
+        shard::CollectivesMemoryOf(*plan->plan, read.transport);
+    if (read.one_kernel) {
+      collectives += shard::MeetingsMemory(plan->plan->options().world_size,
+                                           read.transport);
+    }
     shard::api::WriteMemory(
         plan->plan->Memory(read.shares_tensors,
                            read.offload ? &*read.offload : nullptr,
                            read.device == shard::DeviceId::Kind::kCpu
                                ? shard::Processor::kCpu
                                : shard::Processor::kGpu),
-        shard::CollectivesMemoryOf(*plan->plan, read.transport), read, memory);
+        collectives, read, memory);
     return Status();
   });
 }

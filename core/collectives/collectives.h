@@ -68,6 +68,12 @@ enum class SumOrder {
 struct CollectivesMemory {
   uint64_t device_bytes = 0;  // Of Device::Allocate.
   uint64_t host_bytes = 0;    // Of Device::AllocateHost.
+
+  CollectivesMemory& operator+=(const CollectivesMemory& more) {
+    device_bytes += more.device_bytes;
+    host_bytes += more.host_bytes;
+    return *this;
+  }
 };
 
 // How much memory is registered with a library, which then moves it without

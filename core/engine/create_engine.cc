@@ -69,7 +69,8 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
   }
   if (local.ok()) {
     placement = PlacementOf(*comm, *device, choice.transport,
-                            options->missing_grads != MissingGrads::kError);
+                            options->missing_grads != MissingGrads::kError,
+                            choice.one_kernel);
     local = CheckSupported(*plan, *comm, placement, nullptr, deadline);
   }
   if (local.ok()) {

@@ -275,7 +275,10 @@ class Engine {
     return report;
   }
   CollectivesMemory collectives_memory() const {
-    return runtime_->collectives().memory();
+    CollectivesMemory memory = runtime_->collectives().memory();
+    const PeerStep* const peers = runtime_->peers();
+    if (peers != nullptr) memory += peers->memory();
+    return memory;
   }
 
  private:

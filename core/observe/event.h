@@ -35,6 +35,7 @@ namespace shard {
   EVENT(kPlan, "plan", "engine", kInfo)                                   \
   EVENT(kPlanText, "plan_text", "engine", kDebug)                         \
   EVENT(kTransport, "transport", "engine", kInfo)                         \
+  EVENT(kKeptMemory, "kept_memory", "engine", kWarning)                   \
   EVENT(kPlanWarning, "plan_warning", "engine", kWarning)                 \
   EVENT(kSkipped, "skipped", "step", kInfo)                               \
   EVENT(kStranger, "stranger", "comm", kWarning)                          \

@@ -282,6 +282,17 @@ TEST(PlanUnitsTest, MemoryByPlacement) {
   EXPECT_EQ(by_nccl.pinned_bytes, 0u);
   EXPECT_EQ(by_nccl.host_bytes, 0u);
   EXPECT_EQ(by_nccl.device_bytes, on_gpus.device_bytes + kUnit);
+  // Kernels of several ranks meet by a page of each GPU, and one of the host.
+  gpus.device = "cuda:0?collectives=nccl&step=one_kernel";
+  shard_memory in_one = SHARD_MEMORY_INIT;
+  ASSERT_OK(shard_plan_memory(plan.get(), &gpus, &in_one));
+  EXPECT_EQ(in_one.device_bytes, by_nccl.device_bytes + 4096);
+  EXPECT_EQ(in_one.pinned_bytes, uint64_t{4} * 4096);
+  EXPECT_EQ(in_one.host_bytes, in_one.pinned_bytes);
+  gpus.device = "cuda:0?step=one_kernel";
+  ASSERT_OK(shard_plan_memory(plan.get(), &gpus, &in_one));
+  EXPECT_EQ(in_one.device_bytes, on_gpus.device_bytes);
+  EXPECT_EQ(in_one.pinned_bytes, on_gpus.pinned_bytes);
   gpus.device = "cuda:0?collectives=auto";
   shard_memory by_either = SHARD_MEMORY_INIT;
   ASSERT_OK(shard_plan_memory(plan.get(), &gpus, &by_either));

@@ -129,7 +129,7 @@ void Scheduler::Need(const std::shared_ptr<Operation>& operation) {
     if (pending.empty() || last->actor.number < pending.front()->actor.number) {
       continue;
     }
-    // Those before an operation that is needed are so, too.
+    // Operations before one that is needed are needed, too.
     for (size_t i = last->actor.number - pending.front()->actor.number + 1;
          i-- > 0 && !pending[i]->is_needed;) {
       pending[i]->is_needed = true;

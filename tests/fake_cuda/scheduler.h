@@ -141,7 +141,7 @@ class Scheduler {
   std::mt19937_64 random_;
   Clock host_;
   size_t next_id_ = Clock::kHost + 1;
-  std::vector<std::shared_ptr<Stream>> retired_;  // Whose place may be free.
+  std::vector<std::shared_ptr<Stream>> retired_;  // Their places may be free.
   std::vector<std::shared_ptr<Stream>> streams_;  // With work, or alive.
   // The stream of the operation that runs.
   std::shared_ptr<Stream> running_;

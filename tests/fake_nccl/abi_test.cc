@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compares the fake's declarations of NCCL with nccl.h, where there is one.
+// Compares the fake's declarations of NCCL with the library's, and with nccl.h
+// and nccl_device.h, where there are these.
 
 #include "tests/fake_nccl/abi.h"
 
 #include <gtest/gtest.h>
 
+#include "core/collectives/nccl/nccl_api.h"
 #include "tests/core/base/called_alike.h"
-
-#if defined(SHARD_HAS_CUDA_H) && __has_include(<nccl.h>)
-
-#include <nccl.h>
-
-#include <cstddef>
 
 namespace shard::testing::fake_nccl {
 namespace {
@@ -23,9 +19,43 @@ struct Functions {
   SHARD_POINTER(symbol, parameters)
   SHARD_FAKE_NCCL(SHARD_POINTER)
   SHARD_FAKE_NCCL_LATER(SHARD_LATER_POINTER)
+  SHARD_FAKE_NCCL_DEVICE(SHARD_LATER_POINTER)
 #undef SHARD_LATER_POINTER
 #undef SHARD_POINTER
 };
+
+// The library calls the fake in the way in which it calls NCCL.
+#define SHARD_CHECK(name, symbol, parameters)                    \
+  static_assert(CalledAlike<decltype(nccl::NcclApi::name),       \
+                            decltype(Functions::symbol)>::value, \
+                #symbol);
+SHARD_NCCL(SHARD_CHECK)
+SHARD_NCCL_REGISTRATION(SHARD_CHECK)
+SHARD_NCCL_WINDOWS(SHARD_CHECK)
+SHARD_NCCL_PEERS(SHARD_CHECK)
+#undef SHARD_CHECK
+
+TEST(AbiTest, HasTheValuesOfTheLibrary) {
+  EXPECT_EQ(kWinCollSymmetric, nccl::kNcclSymmetric);
+}
+
+}  // namespace
+}  // namespace shard::testing::fake_nccl
+
+#if defined(SHARD_HAS_CUDA_H) && __has_include(<nccl.h>)
+
+#include <nccl.h>
+
+// Of the versions of SHARD_FAKE_NCCL_DEVICE.
+#if NCCL_VERSION_CODE >= 22902 && __has_include(<nccl_device/core.h>)
+#include <nccl_device.h>
+#define SHARD_HAS_NCCL_DEVICE_H
+#endif
+
+#include <cstddef>
+
+namespace shard::testing::fake_nccl {
+namespace {
 
 #define SHARD_CHECK(symbol, parameters)                                     \
   static_assert(                                                            \
@@ -40,6 +70,9 @@ SHARD_FAKE_NCCL(SHARD_CHECK)
       #symbol);
 #if NCCL_VERSION_CODE >= 22800
 SHARD_FAKE_NCCL_LATER(SHARD_CHECK_LATER)
+#endif
+#ifdef SHARD_HAS_NCCL_DEVICE_H
+SHARD_FAKE_NCCL_DEVICE(SHARD_CHECK_LATER)
 #endif
 #undef SHARD_CHECK_LATER
 

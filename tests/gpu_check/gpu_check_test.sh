@@ -57,6 +57,7 @@ check() {
 }
 
 check || fail "$(<"$TEST_TMPDIR/out")"
+cp "$TEST_TMPDIR/out" "$TEST_TMPDIR/checks_out"
 for part in load bits staged bandwidth overhead nccl graphs muon offload model torch \
   sanitizer; do
   grep -qE "^$part +passed" "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"
@@ -227,6 +228,22 @@ grep -q "model: not run: .*no cuBLAS: .*libcublas.so.12" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 grep -q "muon: not run: .*libcublasLt.so.12: " "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
+
+# A step in one kernel needs several GPUs; a later NCCL tells addresses.
+for line in "a step in one kernel: not run: .* several ranks" \
+  "windows: not run: NCCL 2.28.9 "; do
+  grep -q "$line" "$TEST_TMPDIR/checks_out" ||
+    fail "$line: $(<"$TEST_TMPDIR/checks_out")"
+done
+(export SHARD_FAKE_NCCL_VERSION=22902 && check --part nccl) ||
+  fail "$(<"$TEST_TMPDIR/out")"
+grep -qE "^nccl +passed +20 of 20 checks" "$TEST_TMPDIR/out" ||
+  fail "$(<"$TEST_TMPDIR/out")"
+fault=ncclGetPeerDevicePointer:1:3
+(export SHARD_FAKE_NCCL_VERSION=22902 SHARD_FAKE_NCCL_FAIL="$fault" &&
+  check --part nccl) && fail "$fault"
+grep -q "FAILED the address that a window tells: .*${fault%%:*}: " \
+  "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"
 
 # An error of NCCL is found, and a machine without NCCL has the reason.
 for fault in ncclBroadcast:2:2 ncclCommSplit:1:3 ncclMemAlloc:1:1; do

@@ -2,8 +2,8 @@
 //
 // The part of NCCL, of which a machine with one GPU has one rank: libshard's
 // calls, alone and in a group, and how they end, replays of a captured call and
-// of a captured group, sums of floats, memory that is registered, and the abort
-// of a call behind a stream that is stuck.
+// of a captured group, sums of floats, memory that is registered, the address
+// that a window tells, and the abort of a call behind a stream that is stuck.
 //
 //   gpu_check_nccl nccl [--device cuda:0] [--elements N]
 //
@@ -72,6 +72,9 @@ class OneRank {
   }
   StatusOr<RankComms::Allocated> Allocate(size_t bytes) {
     return comms_->Allocate("registered memory", bytes, InTime());
+  }
+  StatusOr<std::vector<nccl::NcclWindow>> OpenWindow(std::byte* memory) {
+    return comms_->OpenWindows({&memory, 1}, InTime());
   }
   std::string WhyNotRegistered() {
     return Take(nccl::Registration::Agree(control_.get(), comms_, Soon()))
@@ -324,6 +327,45 @@ void CheckRegistration(int ordinal, Gpu* gpu, size_t bytes, Report* report) {
       report);
 }
 
+// Where a rank's memory is, as its window tells it to the kernels of a step in
+// one kernel. Such a step itself has several ranks, and so several GPUs.
+void CheckWindows(int ordinal, Gpu* gpu, size_t bytes, Report* report) {
+  report->Text("a step in one kernel",
+               "not run: it is of several ranks, and NCCL refuses two ranks on "
+               "one GPU");
+  OneRank rank(ordinal);
+  const NcclLibrary& library = rank.comms().library();
+  if (!library.api.HasPeers()) {
+    report->Text("windows",
+                 StrCat("not run: NCCL ", nccl::VersionText(library.version),
+                        " does not tell where memory is; ",
+                        nccl::VersionText(nccl::kTellsPeersFrom), " does"));
+    return;
+  }
+  Try(
+      "the address that a window tells",
+      [&] {
+        const auto memory = Take(rank.Allocate(bytes));
+        const nccl::NcclWindow window =
+            Take(rank.OpenWindow(memory.data)).front();
+        if (window == nullptr) throw std::runtime_error("there is no window");
+        void* address = nullptr;
+        Require(library.ToStatus(
+            library.api.GetPeerDevicePointer(window, 0, 0, &address),
+            "ncclGetPeerDevicePointer", nullptr));
+        if (address == nullptr) throw std::runtime_error("there is no address");
+        const std::vector<std::byte> sent(bytes, std::byte{0x5a});
+        std::vector<std::byte> received(bytes);
+        gpu->Copy(memory.data, received.data(), bytes);
+        gpu->Copy(address, sent.data(), bytes);
+        gpu->Copy(received.data(), memory.data, bytes);
+        gpu->Finish();
+        rank.comms().Free(memory.data);
+        if (received != sent) throw std::runtime_error("other bytes came");
+      },
+      report);
+}
+
 // A stream that goes on only when the host says so.
 class Gate {
  public:
@@ -463,6 +505,7 @@ void Run(const std::string& device, std::int64_t elements, Report* report) {
       },
       report);
   CheckRegistration(ordinal, &gpu, bytes, report);
+  CheckWindows(ordinal, &gpu, bytes, report);
   CheckAbort(ordinal, &gpu, &buffers, report);
 }
 

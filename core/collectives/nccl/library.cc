@@ -102,7 +102,10 @@ Status NcclLibrary::ToStatus(NcclResult result, std::string_view call,
   return Status(CodeOf(result),
                 StrCat(call, ": ", text == nullptr ? "unknown error" : text,
                        " (", static_cast<int>(result), ")",
-                       tells_more ? ": " : "", tells_more ? last : ""));
+                       tells_more ? "; NCCL's last error, maybe of another "
+                                    "communicator: "
+                                  : "",
+                       tells_more ? last : ""));
 }
 
 StatusOr<NcclLibrary> OpenNccl() {

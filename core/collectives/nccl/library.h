@@ -39,7 +39,9 @@ struct NcclLibrary {
   std::vector<std::pair<std::string_view, bool>> FindLaterFunctions() const;
 
   // Returns the status of a call's result: "ncclAllGather: unhandled cuda
-  // error (1): ...". `comm`: whose last error is told, too, or null.
+  // error (1); ...". NCCL's last error is told, too: NCCL has one for all
+  // communicators of the process, and takes `comm`, which may be null, for
+  // nothing.
   Status ToStatus(NcclResult result, std::string_view call,
                   NcclComm comm) const;
 };

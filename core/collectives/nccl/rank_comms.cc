@@ -23,20 +23,23 @@ namespace shard::nccl {
 
 namespace {
 
-// Sets a flag, where one is given, as long as this lives.
+// Tells the call that is made, where that is asked for, as long as this lives.
 class SetWhile {
  public:
-  explicit SetWhile(std::atomic<bool>* flag) : flag_(flag) {
-    if (flag_ != nullptr) *flag_ = true;
+  explicit SetWhile(RankComms::Calling* calling, const char* call = nullptr)
+      : calling_(calling) {
+    Set(call);
   }
-  ~SetWhile() {
-    if (flag_ != nullptr) *flag_ = false;
-  }
+  ~SetWhile() { Set(nullptr); }
   SetWhile(const SetWhile&) = delete;
   SetWhile& operator=(const SetWhile&) = delete;
 
+  void Set(const char* call) const {
+    if (calling_ != nullptr) *calling_ = call;
+  }
+
  private:
-  std::atomic<bool>* const flag_;
+  RankComms::Calling* const calling_;
 };
 
 constexpr std::string_view kOpen = "open NCCL's communicators";
@@ -170,11 +173,23 @@ Status RankComms::Split(const RankSet& set, const Check& check) {
   return Await("ncclCommSplit", NcclResult::kInProgress, *made, check, &lock);
 }
 
-Status RankComms::Lock(std::string_view call, const Check& check,
-                       std::unique_lock<std::mutex>* lock) {
+Status RankComms::Lock(std::string_view call, const Opened& opened,
+                       const Check& check, std::unique_lock<std::mutex>* lock,
+                       Calling* calling) {
   Pause pause = PauseOfCall();
+  const SetWhile waits(calling);
   while (!state_->ended && !lock->try_lock()) {
-    SHARD_RETURN_IF_ERROR(check());
+    const char* const holder = opened.calling;
+    waits.Set(holder);
+    if (const Status over = check(); !over.ok()) {
+      const bool is_late =
+          over.code() == StatusCode::kDeadlineExceeded && over.rank() < 0;
+      if (holder == nullptr || !is_late) return over;
+      return Status(over.code(),
+                    StrCat(over.message(), "; ", holder, " on rank ", rank_,
+                           " has not returned"),
+                    rank_);
+    }
     pause.Take();
   }
   if (!state_->ended) return Status();
@@ -191,7 +206,7 @@ Status RankComms::Await(std::string_view call, NcclResult result,
       lock->unlock();
       SHARD_RETURN_IF_ERROR(check());
       pause.Take();
-      SHARD_RETURN_IF_ERROR(Lock(call, check, lock));
+      SHARD_RETURN_IF_ERROR(Lock(call, opened, check, lock));
     }
     NcclResult now = NcclResult::kSuccess;
     result = api_.CommGetAsyncError(opened.comm, &now);
@@ -200,14 +215,15 @@ Status RankComms::Await(std::string_view call, NcclResult result,
   return ToStatus(result, call, opened.comm);
 }
 
-Status RankComms::CallOn(size_t comm, std::string_view call,
+Status RankComms::CallOn(size_t comm, const char* call,
                          const std::function<NcclResult(NcclComm comm)>& make,
                          const Check& check) {
   Opened& opened = *state_->comms[comm];
   std::unique_lock<std::mutex> lock(opened.mutex, std::defer_lock);
-  SHARD_RETURN_IF_ERROR(Lock(call, check, &lock));
+  SHARD_RETURN_IF_ERROR(Lock(call, opened, check, &lock));
   SHARD_RETURN_IF_ERROR(
       Await(call, NcclResult::kInProgress, opened, check, &lock));
+  const SetWhile in_call(&opened.calling, call);
   return library().ToStatus(make(opened.comm), call, opened.comm);
 }
 
@@ -228,16 +244,17 @@ RankComms::Opened* RankComms::Find(const RankSet& set) const {
 
 Status RankComms::Enqueue(std::string_view what, const RankSet& set,
                           const Calls& calls, const Check& check,
-                          std::atomic<bool>* calling) {
+                          Calling* calling) {
   Opened& opened = *Find(set);
   std::unique_lock<std::mutex> lock(opened.mutex, std::defer_lock);
-  SHARD_RETURN_IF_ERROR(Lock(what, check, &lock));
+  SHARD_RETURN_IF_ERROR(Lock(what, opened, check, &lock, calling));
   // NCCL refuses calls while another one is in progress: that of another
   // stream, between its polls, or one that was given up.
   SHARD_RETURN_IF_ERROR(
       Await(what, NcclResult::kInProgress, opened, check, &lock));
   const NcclComm comm = opened.comm;
-  std::optional<SetWhile> in_call(calling);
+  std::optional<SetWhile> in_call;
+  in_call.emplace(calling, "a call of NCCL");
   NcclResult result = api_.GroupStart();
   if (result != NcclResult::kSuccess) {
     return ToStatus(result, "ncclGroupStart", comm);
@@ -294,14 +311,14 @@ void RankComms::Free(std::byte* memory) noexcept {
   try {
     const cuda::Context::Current current(*state_->context);
     const Status freed = memory_.Free(memory);
-    // After an abort it is freed with the communicators, as it is to be.
+    // An abort leaves all memory to the end of the communicators.
     if (!freed.ok() && !has_ended()) LogUnfreed(freed);
   } catch (...) {  // NOLINT: out of memory
   }
 }
 
 void RankComms::SetObserver(Observer* observer) {
-  // There the mutex may be held for ever.
+  // In a child of fork the mutex may be held for ever.
   if (::getpid() != owner_) return;
   const std::lock_guard<std::mutex> lock(observer_mutex_);
   observer_ = observer;
@@ -311,7 +328,7 @@ void RankComms::LogUnfreed(const Status& why) noexcept {
   if (has_logged_unfreed_.exchange(true)) return;
   const std::lock_guard<std::mutex> lock(observer_mutex_);
   if (observer_ == nullptr) return;
-  observer_->Log(EventId::kTransport, "rank ", rank_, ": memory of ",
+  observer_->Log(EventId::kKeptMemory, "rank ", rank_, ": memory of ",
                  context().name(),
                  " that is registered with NCCL is freed only with NCCL's "
                  "communicators, since it is not deregistered: ",
@@ -335,7 +352,10 @@ Status RankComms::State::AbortOne(Opened* opened) const {
     // A call that another thread makes is not disturbed.
     const std::lock_guard<std::mutex> lock(opened->mutex);
     comm = std::exchange(opened->comm, nullptr);
-    // NCCL has made nothing, or it was aborted.
+    if (comm == nullptr && opened->is_left) {
+      return Internal("ncclCommAbort has not ended a communicator before");
+    }
+    // NCCL has made nothing, or an abort has ended it.
     if (comm == nullptr) return Status();
     opened->is_left = true;
   }

@@ -54,6 +54,9 @@ class RankComms {
  public:
   // Returns why a wait is to end; OK: it goes on.
   using Check = std::function<Status()>;
+  // The call of NCCL that a thread makes, from before it until it returns; else
+  // null.
+  using Calling = std::atomic<const char*>;
   // Calls of NCCL on a communicator.
   using Calls = std::function<NcclResult(const NcclApi& api, NcclComm comm)>;
 
@@ -80,10 +83,11 @@ class RankComms {
 
   // Makes `calls`, in one group, on the communicator of a set, and waits until
   // NCCL has enqueued them. `what` names them in errors. `calling`: is set
-  // while a call of NCCL has not returned, or null. REQUIRES: the context is
-  // current; the set was opened.
+  // while a call of NCCL has not returned, one of CallOn that holds the
+  // communicator too, or null. REQUIRES: the context is current; the set was
+  // opened.
   Status Enqueue(std::string_view what, const RankSet& set, const Calls& calls,
-                 const Check& check, std::atomic<bool>* calling = nullptr);
+                 const Check& check, Calling* calling = nullptr);
 
   // Returns an error that a communicator has met on the device or in the
   // network. Does not wait for calls that other threads make, but passes their
@@ -115,8 +119,9 @@ class RankComms {
   size_t registered_bytes() const { return memory_.bytes(); }
 
   // Makes a call that is never in progress on the communicator of a number,
-  // once that is at no other call.
-  Status CallOn(size_t comm, std::string_view call,
+  // once that is at no other call. While it has not returned, an error of a
+  // wait for the communicator names it and this rank.
+  Status CallOn(size_t comm, const char* call,
                 const std::function<NcclResult(NcclComm comm)>& make,
                 const Check& check);
   size_t num_comms() const { return state_->comms.size(); }
@@ -124,9 +129,10 @@ class RankComms {
   bool has_ended() const { return state_->ended; }
 
   // Ends all that the communicators do on the device, and the communicators.
-  // Returns false where NCCL has an error, and, with the context abandoned,
-  // where it has not done so within `seconds` or memory runs out. Any later
-  // call on them is kCancelled.
+  // Returns whether they have ended: not where NCCL has an error, here or in an
+  // abort before, or another thread's abort goes on; nor, with the context
+  // abandoned, within `seconds`, or where memory runs out. Any later call on
+  // them is kCancelled.
   static constexpr double kAbortSeconds = 10;
   bool Abort(double seconds = kAbortSeconds) noexcept;
 
@@ -135,8 +141,9 @@ class RankComms {
     RankSet set;
     // Until then NCCL may write the handle. Constant once all are opened.
     bool is_made = false;
-    std::mutex mutex;         // Held during each call on `comm`.
-    NcclComm comm = nullptr;  // GUARDED_BY(mutex); null once it has ended.
+    std::mutex mutex;           // Held during each call on `comm`.
+    NcclComm comm = nullptr;    // GUARDED_BY(mutex); null once it has ended.
+    Calling calling = nullptr;  // Of CallOn.
     // Its abort has not ended it, or not yet. GUARDED_BY(mutex)
     bool is_left = false;
   };
@@ -168,9 +175,10 @@ class RankComms {
   Status Init(const NcclId& id, const RankSet& all, const Check& check);
   Status Split(const RankSet& set, const Check& check);
   // Takes the lock of a communicator, which a call that blocks may hold.
-  // Errors: the check's; kCancelled after the end.
-  Status Lock(std::string_view call, const Check& check,
-              std::unique_lock<std::mutex>* lock);
+  // `calling`: is set meanwhile to such a call of CallOn, or null. Errors: the
+  // check's, which then names it; kCancelled after the end.
+  Status Lock(std::string_view call, const Opened& opened, const Check& check,
+              std::unique_lock<std::mutex>* lock, Calling* calling = nullptr);
   // Waits until a call that gave `result` is no longer in progress. `lock`: of
   // the communicator, held but between polls, and maybe not after an error.
   Status Await(std::string_view call, NcclResult result, const Opened& opened,

@@ -25,7 +25,7 @@ bool IsOutOfMemory(NcclResult result, const Status& failed) {
       result != NcclResult::kSystemError) {
     return false;
   }
-  // Those of CUDA, of ENOMEM, as from locked memory, and of NCCL's own.
+  // The texts are CUDA's, that of ENOMEM, as for locked memory, and NCCL's own.
   for (const std::string_view text :
        {"out of memory", "Cannot allocate memory", "Failed to malloc",
         "Allocation failed"}) {

@@ -246,11 +246,12 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
         shared->notices->Check(work.number, work.name, never));
     const Status late = shared->Check(work.number, work.watch, work.name,
                                       deadline.value_or(never));
+    const char* const call = work.end->call();
     if (late.code() == StatusCode::kDeadlineExceeded && late.rank() < 0 &&
-        work.end->IsCalling()) {
+        call != nullptr) {
       const int rank = shared->comms->rank();
       return Status(late.code(),
-                    StrCat("'", work.name, "': a call of NCCL on rank ", rank,
+                    StrCat("'", work.name, "': ", call, " on rank ", rank,
                            " has not returned within ",
                            deadline.value_or(never).seconds(), " s",
                            shared->QueuedBehind(work.watch)),

@@ -96,13 +96,14 @@ class Watchdog {
     }
     // For RankComms::Enqueue. Behind queued work a thread of the stream makes
     // NCCL's calls, after Set.
-    std::atomic<bool>* calling() { return &calling_; }
-    bool IsCalling() const { return calling_; }
+    RankComms::Calling* calling() { return &calling_; }
+    // Returns the call that has not returned, or null.
+    const char* call() const { return calling_; }
 
    private:
     mutable std::mutex mutex_;
     std::optional<Event> event_;  // GUARDED_BY(mutex_)
-    std::atomic<bool> calling_ = false;
+    RankComms::Calling calling_ = nullptr;
   };
 
   // Watches the collectives that were announced last, which errors call `name`,

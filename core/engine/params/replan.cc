@@ -79,7 +79,8 @@ StatusOr<Replanned> Replan(const EngineRuntime& from, const Status& known,
   const Plan& before = *from.plan();
   const ReplacedPlan replaced = {&before, from.reduce_memory()};
   const RankPlacement placement =
-      PlacementOf(*comm, *device, options.transport, options.allow_missing);
+      PlacementOf(*comm, *device, options.transport, options.allow_missing,
+                  options.one_kernel);
   std::shared_ptr<const Plan> next;
   const auto make = [&]() -> Status {
     SHARD_RETURN_IF_ERROR(known);

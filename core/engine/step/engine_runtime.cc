@@ -189,14 +189,14 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   step_deps.timeout = options.timeout;
   step_deps.overlap =
       options.overlap && !comm->direct() && !plan_->shards_params();
-  // Before the stepper's handler, which lets kernels end: whoever waits for
-  // them is to see that the stream has failed.
   on_failure_ = collectives_->OnFailure(
       [streams = std::vector<Stream*>{compute_.get(), moving_.get(),
                                       &queue_->stream()},
-       updates = updates_.get()](const Status& error) {
+       updates = updates_.get(), peers = peers_.get()](const Status& error) {
         for (Stream* const stream : streams) stream->Fail(error);
         if (updates != nullptr) updates->Fail(error);
+        // Work that then ends is not taken for a step that has been made.
+        if (peers != nullptr) peers->EndWaits();
       });
   SHARD_ASSIGN_OR_RETURN(stepper_, Stepper::Create(step_deps));
   return Status();

@@ -65,6 +65,10 @@ MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
     // The collectives of before stay, or live until there are new ones.
     if (ServesReductions(before->reduce, plan)) collectives = {};
   }
+  if (placement.has_staging && placement.one_kernel) {
+    collectives +=
+        MeetingsMemory(plan.options().world_size, placement.transport);
+  }
   memory.host_tensor_bytes += collectives.host_bytes;
   MemoryNeed need;
   if (placement.has_device_memory) {

@@ -31,6 +31,7 @@ struct RankPlacement {
   // does not reach.
   bool has_staging = false;
   Transport transport = Transport::kStaged;
+  bool one_kernel = false;           // Steps may be of one kernel.
   const Offload* offload = nullptr;  // Device::offload().
   bool allow_missing = false;        // Ranks may lack gradients.
   int ranks_on_host = 1;

@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/base/transport.h"
 #include "core/engine/step/make_update_list.h"
+#include "core/engine/transfer/collectives_memory.h"
 #include "core/observe/observer.h"
 
 namespace shard {
@@ -66,14 +68,14 @@ StatusOr<std::unique_ptr<PeerStep>> PeerStep::Create(const Dependencies& deps,
   made->why_not_ = FindReason(deps);
   if (made->why_not_.empty()) {
     const auto allocate = [&]() -> Status {
-      const auto ranks = static_cast<size_t>(comm->world_size());
+      const CollectivesMemory sizes =
+          MeetingsMemory(comm->world_size(), Transport::kNccl);
+      SHARD_ASSIGN_OR_RETURN(made->flags_, deps.collectives->Allocate(
+                                               deps.device, sizes.device_bytes,
+                                               "flags of the ranks"));
       SHARD_ASSIGN_OR_RETURN(
-          made->flags_,
-          deps.collectives->Allocate(deps.device, 2 * ranks * sizeof(uint64_t),
-                                     "flags of the ranks"));
-      SHARD_ASSIGN_OR_RETURN(
-          made->waits_, deps.device->AllocateHost(sizeof(PeerWaits),
-                                                  "waits for other ranks"));
+          made->waits_,
+          deps.device->AllocateHost(sizes.host_bytes, "waits for other ranks"));
       *reinterpret_cast<PeerWaits*>(made->waits_.data()) = {};
       return Status();
     };
@@ -89,6 +91,8 @@ StatusOr<std::unique_ptr<PeerStep>> PeerStep::Create(const Dependencies& deps,
           AgreeOnStatus(comm, kWhat, made->Prepare(deps, found), deadline));
       return made;
     }
+    made->flags_ = {};
+    made->waits_ = {};
   }
   made->flags_ = {};
   made->waits_ = {};

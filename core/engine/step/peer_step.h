@@ -50,9 +50,15 @@ class PeerStep {
   const std::string& why_not() const { return why_not_; }
   // Returns the update of such a step. REQUIRES: why_not() is "".
   const UpdateList& list() const { return list_; }
+  // Returns the memory with which the kernels meet: none unless why_not() is
+  // "".
+  CollectivesMemory memory() const {
+    return {.device_bytes = flags_.size(), .host_bytes = waits_.size()};
+  }
   // Ends the waits of this rank's kernels for those of others, and the use of
   // the others' memory, for good: when this returns no kernel uses that memory,
-  // unless the GPU has not come to the kernel's end within 10 s. Any thread.
+  // unless the GPU has not come to the kernel's end within 10 s. Any thread,
+  // once the streams of such kernels have failed.
   void EndWaits() noexcept;
 
  private:

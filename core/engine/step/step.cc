@@ -43,10 +43,8 @@ Stepper::Stepper(const Dependencies& deps, UpdateList list, StepLatch latch,
       sums_(std::move(sums)),
       parts_(deps.plan->units().size()),
       updated_(deps.plan->units().size()) {
-  on_failure_ = deps_.collectives->OnFailure([this](const Status&) {
-    latch_.Poison();
-    if (deps_.peers != nullptr) deps_.peers->EndWaits();
-  });
+  on_failure_ =
+      deps_.collectives->OnFailure([this](const Status&) { latch_.Poison(); });
   const std::vector<EngineBuffer>& buffers = deps.memory->buffers();
   size_t range = 0;
   for (size_t b = 0; b < buffers.size(); ++b) {

@@ -50,12 +50,14 @@ StatusOr<MemoryNeed> LeastOfRanks(Communicator* comm, std::string_view phase,
 }  // namespace
 
 RankPlacement PlacementOf(const Communicator& comm, const Device& device,
-                          Transport transport, bool allow_missing) {
+                          Transport transport, bool allow_missing,
+                          bool one_kernel) {
   return {.shares_tensors = SharesTensors(comm, device),
           .device = device.name(),
           .has_device_memory = device.id().kind != DeviceId::Kind::kCpu,
           .has_staging = !device.IsHostMemory(),
           .transport = transport,
+          .one_kernel = one_kernel,
           .offload = device.offload(),
           .allow_missing = allow_missing,
           .ranks_on_host = comm.local_world_size()};

@@ -28,10 +28,10 @@ inline bool SharesTensors(const Communicator& comm, const Device& device) {
 }
 
 // Returns where the ranks of this host have their memory, all of them on such a
-// device, each alone on it. `allow_missing`: as RankPlacement.
+// device, each alone on it. `allow_missing`, `one_kernel`: as RankPlacement.
 RankPlacement PlacementOf(const Communicator& comm, const Device& device,
                           Transport transport = Transport::kStaged,
-                          bool allow_missing = false);
+                          bool allow_missing = false, bool one_kernel = false);
 
 // Returns OK where this build can step what the plan describes, `comm` has the
 // ranks that the plan is for, and a checkpoint can hold the state. Where the

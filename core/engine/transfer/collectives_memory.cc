@@ -7,6 +7,7 @@
 
 #include "core/base/dtype.h"
 #include "core/base/rounding.h"
+#include "core/device/peer_waits.h"
 #include "core/engine/transfer/plan_sets.h"
 
 namespace shard {
@@ -84,6 +85,14 @@ CollectivesMemory CollectivesMemoryOf(const Plan& plan, Transport transport) {
     memory.host_bytes = RoundUpToPage(StagingBytes(ranks));
   }
   return memory;
+}
+
+CollectivesMemory MeetingsMemory(int ranks, Transport transport) {
+  if (ranks == 1 || transport == Transport::kStaged) return {};
+  // Each rank tells each one, on the GPU of that one, two things.
+  const uint64_t flags = 2 * static_cast<uint64_t>(ranks) * sizeof(uint64_t);
+  return {.device_bytes = RoundUpToPage(flags),
+          .host_bytes = RoundUpToPage(sizeof(PeerWaits))};
 }
 
 }  // namespace shard

@@ -43,6 +43,11 @@ inline bool ServesReductions(const ReduceMemory& memory, const Plan& plan) {
 // one.
 CollectivesMemory CollectivesMemoryOf(const Plan& plan, Transport transport);
 
+// Returns the memory with which the kernels of `ranks` ranks meet in a step of
+// one kernel (PeerStep), of one rank, in whole pages; none where tensors pass
+// through the host's memory, or a rank is alone.
+CollectivesMemory MeetingsMemory(int ranks, Transport transport);
+
 }  // namespace shard
 
 #endif  // SHARD_CORE_ENGINE_TRANSFER_COLLECTIVES_MEMORY_H_

@@ -80,7 +80,7 @@ Status UnitParams::Prefetch() {
   for (const int32_t next : expected) {
     if (slots_.Find(next) >= 0) continue;
     const int slot = slots_.Choose(next, expected);
-    // A unit after it may be at another depth.
+    // A later unit may be at another depth, which has a slot.
     if (slot < 0) continue;
     SHARD_RETURN_IF_ERROR(Gather(next, slot));
     // The unit is gathered, but not acquired yet.

@@ -534,6 +534,23 @@ TEST(ExplainMisfitTest, CollectivesOfTheDevice) {
   EXPECT_EQ(blocks(*in_order, nullptr), of_order);
 }
 
+// The kernels of the new plan's steps meet in memory of their own.
+TEST(ExplainMisfitTest, StepsOfOneKernelMeetInMemory) {
+  const auto plan = PlanOf({.world_size = 4});
+  const ReplacedPlan same = {plan.get(), ReduceMemoryOf(*plan)};
+  RankPlacement parts = OnGpus(4);
+  parts.transport = Transport::kNccl;
+  RankPlacement one = parts;
+  one.one_kernel = true;
+  for (const ReplacedPlan* const before :
+       {static_cast<const ReplacedPlan*>(nullptr), &same}) {
+    EXPECT_EQ(NeedOf(*plan, one, before).device,
+              NeedOf(*plan, parts, before).device + kPageBytes);
+    EXPECT_EQ(NeedOf(*plan, one, before).host,
+              NeedOf(*plan, parts, before).host + 4 * kPageBytes);
+  }
+}
+
 // While a plan changes, the old one and the new one are there. The room is that
 // beside the old one.
 TEST(ExplainMisfitTest, AChangeOfThePlan) {

@@ -64,14 +64,14 @@ Layout Unaligned() {
 
 // Runs the kernel on a grid that is no divisor of the tiles.
 void UpdateAsGpu(const FormulaCase& formula, const StepBlock& block,
-                 const Range& range,
-                 const GradientSources* gradients = nullptr) {
+                 const Range& range, const GradientSources* gradients = nullptr,
+                 cuda::PeerMeetings* meetings = nullptr) {
   const UpdateList& list = range.list();
   const auto slices = cuda::ElementSlices(list, list.ranges[0]);
   cuda::UpdateElementsArgs args = {
       cuda::ElementRangeOf(list, list.ranges[0], slices, slices.data(),
                            list.sources.data()),
-      nullptr, 0, &block};
+      nullptr, 0, &block, meetings};
   if (gradients != nullptr) {
     cuda::ReadGradients(*gradients, gradients->data, &args.range);
   }
@@ -193,6 +193,60 @@ TEST_P(UpdateElementsTest, ReadsMoreSourcesThanAnArgumentHas) {
   UpdateAsCpu(latched.block, expected);
   UpdateAsGpu(GetParam(), latched.block, actual);
   actual.ExpectEqual(expected);
+}
+
+// The flags of two ranks, of which rank 0 runs a kernel.
+struct Meeting {
+  uint64_t& Flag(uint32_t of, cuda::PeerFlag half, uint32_t by) {
+    return *cuda::FlagAt(meetings, half, of, by);
+  }
+
+  std::array<std::array<uint64_t, 4>, 2> flags = {};
+  std::array<uint64_t*, 2> table = {flags[0].data(), flags[1].data()};
+  PeerWaits waits = {};
+  cuda::PeerMeetings meetings = {2, 0, table.data(), &waits, 0, 0};
+};
+
+TEST_P(UpdateElementsTest, TellsTheRanksThatItMeetsWhenItComesAndLeaves) {
+  const Range before(GetParam(), {}, Aligned(), 2, 5);
+  Range expected(before);
+  Range actual(before);
+  Meeting meeting;
+  for (int64_t step = 1; step <= 2; ++step) {
+    const auto number = static_cast<uint64_t>(step);
+    const Block latched(GetParam(), step);
+    for (const auto half : {cuda::PeerFlag::kCome, cuda::PeerFlag::kLeft}) {
+      meeting.Flag(0, half, 1) = number;
+    }
+    UpdateAsCpu(latched.block, expected);
+    UpdateAsGpu(GetParam(), latched.block, actual, nullptr, &meeting.meetings);
+    actual.ExpectEqual(expected);
+    for (const auto half : {cuda::PeerFlag::kCome, cuda::PeerFlag::kLeft}) {
+      EXPECT_EQ(meeting.Flag(0, half, 0), number);
+      EXPECT_EQ(meeting.Flag(1, half, 0), number);
+      EXPECT_EQ(meeting.Flag(1, half, 1), 0u);
+    }
+    EXPECT_EQ(meeting.waits.begun, number);
+    EXPECT_EQ(meeting.waits.over, number);
+  }
+}
+
+// The other ranks, which wait for this one, must not take it for updated.
+TEST_P(UpdateElementsTest, UpdatesNothingInAMeetingThatTheHostEnds) {
+  const Range before(GetParam(), {}, Aligned(), 2, 5);
+  const Block latched(GetParam(), 1);
+  for (const bool has_come : {false, true}) {
+    Range actual(before);
+    Meeting meeting;
+    meeting.waits.ended = 1;
+    if (has_come) meeting.Flag(0, cuda::PeerFlag::kCome, 1) = 1;
+    UpdateAsGpu(GetParam(), latched.block, actual, nullptr, &meeting.meetings);
+    actual.ExpectEqual(before);
+    EXPECT_EQ(meeting.Flag(1, cuda::PeerFlag::kLeft, 0), 0u);
+    // The host sees that the kernel is over.
+    EXPECT_EQ(meeting.waits.begun, 1u);
+    EXPECT_EQ(meeting.waits.over, 1u);
+  }
 }
 
 // The ranges have other numbers of tiles than the grids have warps.

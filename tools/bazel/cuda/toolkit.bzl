@@ -19,6 +19,7 @@ cc_library(
         "include/*.h",
         "include/*.hpp",
         "include/crt/**",
+        "include/nccl_device/**",
         "include/nv/**",
     ]),
     defines = {defines},

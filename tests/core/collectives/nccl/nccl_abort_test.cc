@@ -107,14 +107,15 @@ TEST_F(NcclAbortTest, OneThatHangsIsLeft) {
     EXPECT_LT(SecondsOf([&] {
                 EXPECT_FALSE(rank->comms->Abort(kSeconds));
                 EXPECT_TRUE(rank->context->is_abandoned());
-                // There is nothing to do twice.
                 EXPECT_EQ(rank->Enqueue().code(), StatusCode::kCancelled);
                 EXPECT_OK(rank->comms->AsyncError());
-                EXPECT_TRUE(rank->comms->Abort(kSeconds));
+                // An abort after that one waits for nothing.
+                EXPECT_FALSE(rank->comms->Abort(30));
               }),
               kSeconds + 5);
     EXPECT_TRUE(ComesTrue([] { return fake_nccl::NumHanging() == 1; }));
     fake_nccl::ReleaseCalls();
+    EXPECT_TRUE(ComesTrue([&] { return rank->comms->Abort(kSeconds); }));
   });
 }
 
@@ -210,7 +211,44 @@ TEST_F(NcclAbortTest, ACallThatWasGivenUpIsWaitedForByTheNext) {
   });
 }
 
-// Its kernels may write there, as long as the process lives.
+// A rank is told as the one whose call blocks only while NCCL has the call, and
+// not while the call waits for its turn.
+TEST_F(NcclAbortTest, ACallIsMadeOnlyInsideNccl) {
+  Run([](Comms* rank) {
+    const auto memory =
+        rank->comms->Allocate("a test", 64, [] { return Status(); });
+    ASSERT_OK(memory);
+    fake_nccl::SlowCall("ncclGroupEnd", 1, 20, {.rank = 0});
+    const auto late = []() -> Status { return DeadlineExceeded("late"); };
+    EXPECT_FALSE(rank->Enqueue(rank->all, memory->data, late).ok());
+    RankComms::Calling calling = nullptr;
+    int waits = 0;
+    bool counts_waits = false;
+    bool counts_call = false;
+    EXPECT_OK(rank->context->Run([&] {
+      return rank->comms->Enqueue(
+          "gather", rank->all,
+          [&](const NcclApi& api, NcclComm comm) {
+            counts_call = calling != nullptr;
+            return api.AllGather(memory->data, memory->data, 1, NcclType::kInt8,
+                                 comm, nullptr);
+          },
+          [&] {
+            ++waits;
+            counts_waits |= calling != nullptr;
+            return Status();
+          },
+          &calling);
+    }));
+    EXPECT_GT(waits, 0);
+    EXPECT_FALSE(counts_waits);
+    EXPECT_TRUE(counts_call);
+    EXPECT_TRUE(calling == nullptr);
+    EXPECT_TRUE(rank->comms->Abort());
+  });
+}
+
+// Kernels of such a communicator may write there, as long as the process lives.
 TEST_F(NcclAbortTest, MemoryOfOneThatDoesNotEndIsKept) {
   Run([](Comms* rank) {
     const auto memory =
@@ -219,8 +257,9 @@ TEST_F(NcclAbortTest, MemoryOfOneThatDoesNotEndIsKept) {
     fake_nccl::FailCall("ncclCommAbort", 1, fake_nccl::Result::kSystemError,
                         {.rank = 0});
     EXPECT_FALSE(rank->comms->Abort());
-    // There is nothing to do twice.
-    EXPECT_TRUE(rank->comms->Abort());
+    // NCCL is not asked twice.
+    EXPECT_FALSE(rank->comms->Abort());
+    EXPECT_EQ(fake_nccl::Count({.rank = 0}).Calls("ncclCommAbort"), 1u);
     rank->comms->Free(memory->data);
   });
   EXPECT_EQ(fake_nccl::CountAlive().comms, 1u);
@@ -229,7 +268,7 @@ TEST_F(NcclAbortTest, MemoryOfOneThatDoesNotEndIsKept) {
   fake_nccl::Reset();
 }
 
-// What it ends may use the memory until then.
+// Kernels that an abort ends may use the memory until then.
 TEST_F(NcclAbortTest, MemoryIsFreedAfterIt) {
   Run([](Comms* rank) {
     const auto memory =

@@ -12,6 +12,12 @@
 
 #include <nccl.h>
 
+// Of the versions of SHARD_NCCL_PEERS.
+#if NCCL_VERSION_CODE >= 22902 && __has_include(<nccl_device/core.h>)
+#include <nccl_device.h>
+#define SHARD_HAS_NCCL_DEVICE_H
+#endif
+
 #include <cstddef>
 
 namespace shard::nccl {
@@ -25,9 +31,11 @@ using testing::CalledAlike;
       #symbol);
 SHARD_NCCL(SHARD_CHECK)
 SHARD_NCCL_REGISTRATION(SHARD_CHECK)
-// nccl_device.h has SHARD_NCCL_PEERS.
 #if NCCL_VERSION_CODE >= 22700
 SHARD_NCCL_WINDOWS(SHARD_CHECK)
+#endif
+#ifdef SHARD_HAS_NCCL_DEVICE_H
+SHARD_NCCL_PEERS(SHARD_CHECK)
 #endif
 #undef SHARD_CHECK
 

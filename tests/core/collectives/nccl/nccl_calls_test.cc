@@ -120,6 +120,45 @@ TEST(NcclCallsTest, ACallThatBlocksEndsTheFamily) {
   });
 }
 
+// Memory is registered with the communicator of which a collective comes next.
+TEST(NcclCallsTest, ARegistrationThatBlocksIsNamed) {
+  std::atomic<int> ended = 0;
+  RunNcclRanks([&](NcclRank* rank) {
+    const bool blocks = rank->comm->rank() == 0;
+    const DeviceTensor all(rank, std::vector<unsigned char>(3));
+    std::thread registers;
+    if (blocks) {
+      fake_nccl::HangCalls("ncclCommRegister", {.rank = 0});
+      registers = std::thread([&] {
+        static_cast<void>(rank->collectives->Allocate(rank->device.get(),
+                                                      kFaultBytes, "a tensor"));
+      });
+      EXPECT_TRUE(ComesTrue([] { return fake_nccl::NumHanging() == 1; }));
+    } else {
+      // So that the other ranks' watchdogs do not find it.
+      rank->collectives->SetDeadline(Deadline::After(20));
+    }
+    ASSERT_OK(rank->comm->Barrier("set", Soon()));
+    auto* const to = static_cast<unsigned char*>(all.data());
+    rank->collectives->AllGatherBlocks("gather", rank->all,
+                                       to + rank->comm->rank(), 1, to,
+                                       rank->stream.get());
+    const Status status = rank->Synchronize();
+    ++ended;
+    if (blocks) {
+      EXPECT_TRUE(ComesTrue([&] { return ended == 3; }));
+      fake_nccl::ReleaseCalls();
+      registers.join();
+    }
+    rank->stream->Settle(Soon());
+    ExpectEnd(status, StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(status.rank(), 0);
+    EXPECT_TRUE(Contains(status.message(),
+                         "ncclCommRegister on rank 0 has not returned"))
+        << status.message();
+  });
+}
+
 // The error says what waits for the one that is stuck: all of the stream.
 TEST(NcclCallsTest, ThoseBehindOneThatIsStuckAreNamed) {
   for (const bool blocks : {false, true}) {

@@ -186,6 +186,33 @@ TEST(NcclFaultsTest, AnErrorOfNcclIsThatOfAllRanks) {
   });
 }
 
+// The ranks are threads of one process, for which NCCL has one text.
+TEST(NcclFaultsTest, TheLastErrorMayBeOfAnotherCommunicator) {
+  RunNcclRanks([](NcclRank* rank) {
+    if (rank->comm->rank() == 2) {
+      fake_nccl::FailCall("ncclCommRegister", 1,
+                          fake_nccl::Result::kInternalError, {.rank = 2},
+                          "no handle is left");
+      ExpectError(rank->collectives->Allocate(rank->device.get(), kFaultBytes,
+                                              "a tensor"),
+                  StatusCode::kInternal,
+                  {"ncclCommRegister: internal error",
+                   "(3); NCCL's last error, maybe of another communicator: no "
+                   "handle is left"});
+    }
+    ASSERT_OK(rank->comm->Barrier("registered", Soon()));
+    if (rank->comm->rank() == 0) {
+      fake_nccl::FailAsyncAt(1, fake_nccl::Result::kRemoteError, {.rank = 1});
+    }
+    ASSERT_OK(rank->comm->Barrier("set", Soon()));
+    const Status status = Gather(rank);
+    ExpectEnd(status, StatusCode::kUnavailable);
+    EXPECT_TRUE(Contains(status.message(), "rank 1: NCCL: remote"));
+    EXPECT_TRUE(
+        Contains(status.message(), "; NCCL's last error, maybe of another"));
+  });
+}
+
 TEST(NcclFaultsTest, ACallThatFailsEndsAllRanks) {
   RunNcclRanks([](NcclRank* rank) {
     if (rank->comm->rank() == 0) {

@@ -379,7 +379,7 @@ TEST(NcclRegistrationTest, MemoryThatIsNotDeregisteredIsFreedInTheEnd) {
     NcclRank rank(comm, {RankSet::All(2)});
     const fake_nccl::Target me = {.rank = comm->rank()};
     const auto logged = [&] {
-      return comm->observer()->counters().Find("transport")->calls;
+      return comm->observer()->counters().Find("kept_memory")->calls;
     };
     const uint64_t before_logs = logged();
     for (size_t i = 1; i <= 2; ++i) {
