@@ -189,6 +189,7 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   step_deps.timeout = options.timeout;
   step_deps.overlap =
       options.overlap && !comm->direct() && !plan_->shards_params();
+  SHARD_ASSIGN_OR_RETURN(stepper_, Stepper::Create(step_deps));
   on_failure_ = collectives_->OnFailure(
       [streams = std::vector<Stream*>{compute_.get(), moving_.get(),
                                       &queue_->stream()},
@@ -198,7 +199,6 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
         // Work that then ends is not taken for a step that has been made.
         if (peers != nullptr) peers->EndWaits();
       });
-  SHARD_ASSIGN_OR_RETURN(stepper_, Stepper::Create(step_deps));
   return Status();
 }
 
