@@ -428,15 +428,15 @@ TEST(OneKernelFailureTest, ARankWhoseStreamIsHeldEndsAll) {
                   std::string::npos)
             << status.ToString();
         while (!released) std::this_thread::yield();
+        // The kernels of all ranks have ended, or do.
+        EXPECT_TRUE(testing::ComesTrue(
+            [] { return testing::fake_cuda::NumPending() == 0; },
+            Deadline::After(5)));
         begin = std::chrono::steady_clock::now();
         engine->reset();
         EXPECT_LT(seconds(), 2.5);
       },
       30, "direct=0");
-  // The kernels of all ranks have ended, or do.
-  EXPECT_TRUE(
-      testing::ComesTrue([] { return testing::fake_cuda::NumPending() == 0; },
-                         Deadline::After(5)));
 }
 
 }  // namespace
