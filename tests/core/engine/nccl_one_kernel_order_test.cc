@@ -127,13 +127,12 @@ void HoldInStep(
         }
         while (!released) std::this_thread::yield();
         testing::fake_cuda::RunAll();
+        EXPECT_TRUE(testing::ComesTrue(
+            [] { return testing::fake_cuda::NumPending() == 0; },
+            Deadline::After(5)));
         EXPECT_TRUE(ParamsOf(engine->get()) == before);
       },
       30, "direct=0");
-  // The kernels of all ranks have ended, or do.
-  EXPECT_TRUE(
-      testing::ComesTrue([] { return testing::fake_cuda::NumPending() == 0; },
-                         Deadline::After(5)));
 }
 
 TEST(OneKernelFailureTest, ARankWhoseStreamIsHeldEndsAll) {
