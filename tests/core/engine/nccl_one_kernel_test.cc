@@ -421,7 +421,12 @@ TEST(OneKernelFailureTest, ARankWhoseStreamIsHeldEndsAll) {
         for (size_t p = 0; p < params.size(); ++p) {
           EXPECT_TRUE(std::ranges::equal(params[p], before[p])) << p;
         }
-        if (++ended == 3) released = true;
+        if (++ended == 3) {
+          // The rank that is held knows by then that the step has failed, and
+          // its kernel does not come to the others.
+          std::this_thread::sleep_for(std::chrono::milliseconds(200));
+          released = true;
+        }
         // All ranks have come to the step: nobody knows whose stream it is.
         // A rank may be told another one's error.
         EXPECT_NE(status.ToString().find("DEADLINE_EXCEEDED"),
