@@ -214,19 +214,23 @@ class MeetingUpdate {
   fake_cuda::Progress operator()() {
     using fake_cuda::Progress;
     cuda::PeerMeetings* const meetings = args_.meetings;
-    if (meetings == nullptr || args_.block->drops_updates()) {
-      run_();
-      return Progress::kDone;
-    }
     if (number_ == 0) {
+      // A kernel that has begun does not look at the block any more.
+      if (meetings == nullptr || args_.block->drops_updates()) {
+        run_();
+        return Progress::kDone;
+      }
       number_ = meetings->number + 1;
       cuda::ComeToPeers(*meetings);
       return Progress::kMore;
     }
+    if (cuda::LoadShared(&meetings->waits->ended) != 0) {
+      if (meetings->number < number_) cuda::LeavePeers(meetings);
+      return Progress::kDone;
+    }
     // The second wait is that of the kernel's last block.
     const auto half = has_run_ ? cuda::PeerFlag::kLeft : cuda::PeerFlag::kCome;
-    const bool ended = cuda::LoadShared(&meetings->waits->ended) != 0;
-    for (uint32_t r = 0; !ended && r < meetings->ranks; ++r) {
+    for (uint32_t r = 0; r < meetings->ranks; ++r) {
       if (!cuda::AwaitPeer(*meetings, half, number_, r)) {
         return Progress::kWaits;
       }
