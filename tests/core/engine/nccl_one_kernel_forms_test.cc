@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/observe/logger.h"
+#include "tests/core/engine/cuda_graph_host.h"
 #include "tests/core/engine/one_kernel_training.h"
 
 namespace shard::nccl_one_kernel_forms_test {
@@ -28,6 +29,7 @@ using one_kernel_training::Form;
 using one_kernel_training::Gpus;
 using one_kernel_training::MakeEngineOn;
 using one_kernel_training::MakePlan;
+using one_kernel_training::ParamsOf;
 using one_kernel_training::Result;
 using one_kernel_training::Step;
 using one_kernel_training::Train;
@@ -92,6 +94,48 @@ TEST(OneKernelFallbackTest, AStepThatClipsIsMadeOfParts) {
   const Result parts = Train("cuda", form);
   EXPECT_GT(parts.reductions, 0u);
   ExpectSame(parts, expected);
+}
+
+// A step in a graph, between two that are one kernel.
+TEST(OneKernelFallbackTest, ACapturedStepIsMadeOfParts) {
+  const Form form;
+  const Result expected = Train("cpu", form);
+  const FakeNccl fake(Gpus(form.ranks), WithPeers());
+  const auto plan = MakePlan(form);
+  Result captured;
+  captured.params.resize(static_cast<size_t>(form.ranks));
+  RunThreadRanks(
+      form.ranks,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        EngineOptions options;
+        options.one_kernel = true;
+        auto made = MakeEngineOn("cuda", plan, comm, options);
+        ASSERT_OK(made);
+        cuda_graphs::Host host(*std::move(made), comm->rank());
+        Engine* const engine = host.engine();
+        const auto step = [&](int number) -> Status {
+          host.CopyGrads(number, true);
+          SHARD_RETURN_IF_ERROR(engine->Step(StepOptions(), nullptr));
+          return engine->Synchronize(0);
+        };
+        const auto calls = [&](const char* symbol) {
+          return testing::fake_nccl::Count({.rank = comm->rank()})
+              .Calls(symbol);
+        };
+        ASSERT_OK(step(1));
+        EXPECT_EQ(calls("ncclAllGather"), 0u);
+        ASSERT_OK(host.Capture(StepOptions()));
+        EXPECT_GT(calls("ncclAllGather"), 0u);
+        host.CopyGrads(2, true);
+        ASSERT_OK(host.Replay(StepOptions()));
+        ASSERT_OK(engine->AwaitStep());
+        ASSERT_OK(step(3));
+        EXPECT_EQ(engine->step(), 3);
+        captured.params[static_cast<size_t>(comm->rank())] = ParamsOf(engine);
+        ASSERT_OK(comm->Barrier("all have read", Deadline::After(30)));
+      },
+      30, "direct=0");
+  ExpectSame(captured, expected);
 }
 
 TEST(OneKernelFallbackTest, RanksThatDoNotReachEachOtherSayWhy) {
