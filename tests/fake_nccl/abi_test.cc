@@ -46,7 +46,7 @@ TEST(AbiTest, HasTheValuesOfTheLibrary) {
 
 #include <nccl.h>
 
-// Of the versions of SHARD_FAKE_NCCL_DEVICE.
+// The versions that have SHARD_FAKE_NCCL_DEVICE.
 #if NCCL_VERSION_CODE >= 22902 && __has_include(<nccl_device/core.h>)
 #include <nccl_device.h>
 #define SHARD_HAS_NCCL_DEVICE_H

@@ -130,7 +130,7 @@ class HostStream {
         graphs_.StreamBeginCapture(stream_, cuda::CuCaptureMode::kThreadLocal),
         CuResult::kSuccess);
   }
-  // What was captured is of no use.
+  // Drops the graph that was captured.
   void EndCapture() const {
     cuda::CuGraph graph = nullptr;
     static_cast<void>(graphs_.StreamEndCapture(stream_, &graph));

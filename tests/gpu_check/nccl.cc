@@ -327,8 +327,8 @@ void CheckRegistration(int ordinal, Gpu* gpu, size_t bytes, Report* report) {
       report);
 }
 
-// Where a rank's memory is, as its window tells it to the kernels of a step in
-// one kernel. Such a step itself has several ranks, and so several GPUs.
+// The place of a rank's memory, as its window tells it to the kernels of a step
+// in one kernel. Such a step itself has several ranks, and so several GPUs.
 void CheckWindows(int ordinal, Gpu* gpu, size_t bytes, Report* report) {
   report->Text("a step in one kernel",
                "not run: it is of several ranks, and NCCL refuses two ranks on "

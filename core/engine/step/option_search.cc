@@ -49,6 +49,10 @@ std::string DeviceWith(const Offload* offload, const RankPlacement& placement) {
               "collectives=", TransportName(placement.transport));
     separator = "&";
   }
+  if (placement.one_kernel) {
+    StrAppend(&spec, separator, "step=one_kernel");
+    separator = "&";
+  }
   if (offload != nullptr) {
     StrAppend(&spec, separator, "offload=states");
     if (offload->threads != Offload().threads) {

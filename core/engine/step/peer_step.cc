@@ -91,8 +91,6 @@ StatusOr<std::unique_ptr<PeerStep>> PeerStep::Create(const Dependencies& deps,
           AgreeOnStatus(comm, kWhat, made->Prepare(deps, found), deadline));
       return made;
     }
-    made->flags_ = {};
-    made->waits_ = {};
   }
   made->flags_ = {};
   made->waits_ = {};

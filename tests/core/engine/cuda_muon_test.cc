@@ -301,7 +301,7 @@ TEST_F(MuonRanksTest, EachMatrixIsMadeOrthogonalOnce) {
   }
 }
 
-// Whoever owns a matrix: with shard groups, whose ranks hold as much as all
+// Other owners of matrices: with shard groups, whose ranks hold as much as all
 // ranks otherwise do, and with another partition.
 TEST_F(MuonRanksTest, EachMatrixIsMadeOrthogonalOnceWhoeverOwnsIt) {
   for (const Partition partition : {Partition::kEven, Partition::kGreedy}) {

@@ -276,8 +276,8 @@ TEST_F(CudaOffloadTest, ParametersThatMissTheirGradientsStayAsTheyWere) {
       OffloadStates(*cuda::OpenDevice("0"), *OpenDevice("cpu"), kOffload);
   const auto engine = Engine::Create(plan, OpenLocal(), options);
   ASSERT_OK(engine);
-  // Of each step of the engine. The last one is skipped, and so moves its own
-  // values alone, as each step does.
+  // Values of each step of the engine. The last one is skipped, and so moves
+  // its own values alone, as each step does.
   constexpr int kSteps = 4;
   std::vector<FakeCounters> made;
   for (Engine* const it : {expected->get(), engine->get()}) {

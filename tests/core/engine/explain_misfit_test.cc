@@ -330,7 +330,7 @@ TEST(ExplainMisfitTest, OptionsThatTakeMemory) {
       << remedy(both, 20 * kMiB);
 }
 
-// Of four ranks in stage 3, each has a quarter of the sums: 5 MiB of fp32.
+// Each of four ranks in stage 3 has a quarter of the sums: 5 MiB of fp32.
 TEST(ExplainMisfitTest, SumsInTheOrderOfRanksTakeMemory) {
   const Form form = {.world_size = 4,
                      .stage = 3,

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the kernels of a step of several ranks wait for each other: a step ends
-// after all have stored, and where a rank does not come, all ranks get an
-// error, and nothing is updated.
+// Waits of the kernels of a step for each other: a step ends after all ranks
+// have stored, and where a rank does not come, all ranks get an error, and
+// nothing is updated.
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -80,6 +82,34 @@ TEST(OneKernelOrderTest, AStepEndsOnceAllRanksHaveStored) {
   later.join();
 }
 
+constexpr int kRanks = 3;
+
+// The ranks whose kernels have come to the others in the second step.
+std::array<std::atomic<bool>, kRanks> has_come;
+
+int NumCome() {
+  return static_cast<int>(std::count(has_come.begin(), has_come.end(), true));
+}
+
+void CountWhoComes() {
+  for (auto& come : has_come) come = false;
+  testing::fake_cuda::DescribeWaits(
+      "shard_update_AdamW", [](const void* args, std::function<void()> run) {
+        const auto* const launched =
+            static_cast<const cuda::UpdateElementsArgs*>(args);
+        return [launched, update = testing::BeginUpdate(args, std::move(run))] {
+          const cuda::PeerMeetings& meetings = *launched->meetings;
+          const auto progress = update();
+          const uint32_t rank = meetings.rank;
+          if (cuda::LoadShared(
+                  cuda::FlagAt(meetings, cuda::PeerFlag::kCome, 0, rank)) > 1) {
+            has_come[rank] = true;
+          }
+          return progress;
+        };
+      });
+}
+
 // Three ranks make a step, and then one in which the kernels of two wait for
 // that of rank 1, whose stream is held. `fail` is called on each rank before
 // that step, and `expect` with its status. Nothing is updated anywhere.
@@ -88,8 +118,8 @@ void HoldInStep(
     const StepOptions& options,
     const std::function<void(const std::shared_ptr<Communicator>&)>& fail,
     const std::function<void(const Status&)>& expect) {
-  constexpr int kRanks = 3;
   const FakeNccl fake(Gpus(kRanks), WithPeers());
+  CountWhoComes();
   const auto plan = MakePlan({.ranks = kRanks});
   std::atomic<bool> released = false;
   std::atomic<int> ended = 0;
@@ -116,16 +146,12 @@ void HoldInStep(
         // A host may see the deadline before its watchdog does, and a kernel
         // that is let go then may still make the step.
         if (++ended == kRanks) {
-          const auto aborted = [] {
-            return testing::fake_nccl::Count().Calls("ncclCommAbort");
-          };
-          const Deadline deadline = Deadline::After(30);
-          while (aborted() < kRanks && !deadline.Expired()) {
-            std::this_thread::yield();
-          }
+          EXPECT_TRUE(testing::ComesTrue([] {
+            return testing::fake_nccl::Count().Calls("ncclCommAbort") >= kRanks;
+          }));
           released = true;
         }
-        while (!released) std::this_thread::yield();
+        EXPECT_TRUE(testing::ComesTrue([&] { return released.load(); }));
         testing::fake_cuda::RunAll();
         EXPECT_TRUE(testing::ComesTrue(
             [] { return testing::fake_cuda::NumPending() == 0; },
@@ -161,7 +187,9 @@ TEST(OneKernelFailureTest, AStepThatWasEndedIsAnError) {
         [&](const std::shared_ptr<Communicator>& comm) {
           if (comm->rank() != kHeld) return;
           killer = std::thread([comm] {
-            std::this_thread::sleep_for(std::chrono::milliseconds(200));
+            // The other kernels wait for the one that is held.
+            EXPECT_TRUE(
+                testing::ComesTrue([] { return NumCome() == kRanks - 1; }));
             comm->Abort(RankLost(kHeld, "a test"));
           });
         },

@@ -70,7 +70,7 @@ TEST_F(PlanFitTest, SaysWhichOptionsFit) {
             "tried make it fit.\n");
 }
 
-// Of 10 MiB of bf16 parameters, fp32 gradients take 20 MiB, and masters as much
+// 10 MiB of bf16 parameters have fp32 gradients of 20 MiB, and masters as much
 // beside 40 MiB of states.
 TEST_F(PlanFitTest, SaysWhatTakesMemoryAndCouldBeGivenUp) {
   const auto ends = [&](std::vector<std::string> options,
@@ -86,7 +86,7 @@ TEST_F(PlanFitTest, SaysWhatTakesMemoryAndCouldBeGivenUp) {
        "with --masters stochastic (less precise), or with --ranks ");
 }
 
-// Of a GPU without its states, and of other optimizers, there are no products.
+// A GPU without its states has no products, nor have other optimizers.
 TEST_F(PlanFitTest, SaysThatTheWorkspaceOfCublasIsNotCounted) {
   const std::string note =
       "\nNot counted is the workspace of cuBLAS for muon's products: at most "

@@ -12,7 +12,7 @@
 
 #include <nccl.h>
 
-// Of the versions of SHARD_NCCL_PEERS.
+// The versions that have SHARD_NCCL_PEERS.
 #if NCCL_VERSION_CODE >= 22902 && __has_include(<nccl_device/core.h>)
 #include <nccl_device.h>
 #define SHARD_HAS_NCCL_DEVICE_H

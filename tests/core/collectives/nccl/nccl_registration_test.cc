@@ -147,7 +147,7 @@ TEST(NcclRegistrationTest, MemoryThatOutlivesItsCollectivesLogsNothing) {
     fake_nccl::FailCall("ncclCommDeregister", 1, Result::kInternalError, me);
     const uint64_t calls = Count(me).Calls("ncclCommDeregister");
     const auto logged = [&] {
-      return comm->observer()->counters().Find("transport")->calls;
+      return comm->observer()->counters().Find("kept_memory")->calls;
     };
     const uint64_t before = logged();
     ASSERT_OK(comm->Barrier("end", Soon()));
