@@ -83,20 +83,28 @@ TEST(OneKernelOrderTest, AStepEndsOnceAllRanksHaveStored) {
 }
 
 constexpr int kRanks = 3;
+constexpr int kHeld = 1;
 
-// The ranks whose kernels have come to the others in the second step.
+// By rank: the launches, and whether the kernel of the second step has come to
+// the others.
+std::array<std::atomic<int>, kRanks> launches;
 std::array<std::atomic<bool>, kRanks> has_come;
 
-int NumCome() {
-  return static_cast<int>(std::count(has_come.begin(), has_come.end(), true));
+// Returns whether all ranks make the second step, and only that of kHeld has
+// not come.
+bool OthersWait() {
+  return launches[kHeld] == 2 &&
+         std::count(has_come.begin(), has_come.end(), true) == kRanks - 1;
 }
 
-void CountWhoComes() {
+void WatchKernels() {
+  for (auto& count : launches) count = 0;
   for (auto& come : has_come) come = false;
   testing::fake_cuda::DescribeWaits(
       "shard_update_AdamW", [](const void* args, std::function<void()> run) {
         const auto* const launched =
             static_cast<const cuda::UpdateElementsArgs*>(args);
+        ++launches[launched->meetings->rank];
         return [launched, update = testing::BeginUpdate(args, std::move(run))] {
           const cuda::PeerMeetings& meetings = *launched->meetings;
           const auto progress = update();
@@ -113,13 +121,12 @@ void CountWhoComes() {
 // Three ranks make a step, and then one in which the kernels of two wait for
 // that of rank 1, whose stream is held. `fail` is called on each rank before
 // that step, and `expect` with its status. Nothing is updated anywhere.
-constexpr int kHeld = 1;
 void HoldInStep(
     const StepOptions& options,
     const std::function<void(const std::shared_ptr<Communicator>&)>& fail,
     const std::function<void(const Status&)>& expect) {
   const FakeNccl fake(Gpus(kRanks), WithPeers());
-  CountWhoComes();
+  WatchKernels();
   const auto plan = MakePlan({.ranks = kRanks});
   std::atomic<bool> released = false;
   std::atomic<int> ended = 0;
@@ -187,9 +194,7 @@ TEST(OneKernelFailureTest, AStepThatWasEndedIsAnError) {
         [&](const std::shared_ptr<Communicator>& comm) {
           if (comm->rank() != kHeld) return;
           killer = std::thread([comm] {
-            // The other kernels wait for the one that is held.
-            EXPECT_TRUE(
-                testing::ComesTrue([] { return NumCome() == kRanks - 1; }));
+            EXPECT_TRUE(testing::ComesTrue(OthersWait));
             comm->Abort(RankLost(kHeld, "a test"));
           });
         },
