@@ -44,7 +44,7 @@ Status Engine::CheckNotCaptured(std::string_view what) const {
 Status Engine::CheckEnqueues(std::string_view what) const {
   if (!steps_.captures()) return CheckNotCaptured(what);
   // Work would run that is taken for a part of the graph.
-  return host_.get()->CaptureId().status().WithContext(
+  return steps_.CheckSameCapture().WithContext(
       StrCat(what,
              " after capture_begin, with a capture that has ended or is "
              "invalid: call capture_end, and capture again"));
@@ -289,7 +289,7 @@ Status Engine::CaptureEnd() {
     return FailedPrecondition(
         "capture_end without capture_begin: call that first");
   }
-  Status active = host_.get()->CaptureId().status();
+  Status active = steps_.CheckSameCapture();
   if (active.code() == StatusCode::kFailedPrecondition) {
     // The stream's remedy is that of a capture that has not begun.
     active = FailedPrecondition(

@@ -192,6 +192,14 @@ void StepCoordinator::BeginCapture(uint64_t capture) {
   runtime_->stepper().SetCaptures(true);
 }
 
+Status StepCoordinator::CheckSameCapture() const {
+  SHARD_ASSIGN_OR_RETURN(const uint64_t active,
+                         runtime_->host().get()->CaptureId());
+  if (active == capture_) return Status();
+  return FailedPrecondition(
+      "the host's capture has ended before capture_end, and another has begun");
+}
+
 Status StepCoordinator::EndCapture(const Status& local,
                                    const Deadline& deadline) {
   const bool has_step = captured_in_ == capture_;

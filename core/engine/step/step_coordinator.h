@@ -75,6 +75,9 @@ class StepCoordinator {
   void BeginCapture(uint64_t capture);
   Status EndCapture(const Status& local, const Deadline& deadline);
   bool captures() const { return capture_.has_value(); }
+  // Returns an error where the host's capture in progress is not the one of
+  // BeginCapture, or has become invalid. REQUIRES: captures().
+  Status CheckSameCapture() const;
   Status BeforeReplay(const StatusOr<StepOptions>& given, const Status& known,
                       const Deadline& deadline);
   // Refuses replays from now on, because of `reason`: the captured step uses

@@ -37,6 +37,7 @@ using cuda_training::HostsStream;
 using cuda_training::OpenLocal;
 using testing::FakeCudaTest;
 using testing::fake_cuda::Count;
+using testing::fake_cuda::CountSince;
 using testing::fake_cuda::FailCall;
 using testing::fake_cuda::SetCaptured;
 
@@ -133,6 +134,51 @@ TEST_F(GraphCapturesTest, TheHostEndsItsCaptureAfterTheStep) {
   host.CopyGrads(1, true);
   ASSERT_OK(host.Replay(Clipped()));
   EXPECT_EQ(engine->step(), 1);
+}
+
+// And begins another, which nobody has given to the engine. Nothing goes into
+// it, until capture_begin does.
+TEST_F(GraphCapturesTest, TheHostEndsItsCaptureAndBeginsAnother) {
+  for (const bool steps_before : {true, false}) {
+    SCOPED_TRACE(steps_before);
+    Host host("adamw");
+    Host plain("adamw");
+    Engine* const engine = host.engine();
+    ASSERT_OK(host.CaptureInVain([&]() -> Status {
+      SHARD_RETURN_IF_ERROR(engine->CaptureBegin());
+      return steps_before ? engine->Step(Clipped(), nullptr) : Status();
+    }));
+    ASSERT_OK(host.CaptureWith([&]() -> Status {
+      const auto before = Count();
+      ExpectError(engine->ZeroGrad(), StatusCode::kFailedPrecondition,
+                  {"zero_grad", "another has begun", "call capture_end"});
+      if (!steps_before) {
+        ExpectError(engine->Step(Clipped(), nullptr),
+                    StatusCode::kFailedPrecondition,
+                    {"step", "another has begun", "call capture_end"});
+      }
+      ExpectError(engine->CaptureEnd(), StatusCode::kFailedPrecondition,
+                  {"capture_end", "has ended before"});
+      const auto made = CountSince(before);
+      EXPECT_EQ(made.Calls("cuLaunchKernel"), 0u);
+      EXPECT_EQ(made.Calls("cuMemcpyAsync"), 0u);
+      ExpectError(engine->BeforeReplay(Clipped()),
+                  StatusCode::kFailedPrecondition, {"before_replay"});
+      SHARD_RETURN_IF_ERROR(engine->CaptureBegin());
+      SHARD_RETURN_IF_ERROR(engine->Step(Clipped(), nullptr));
+      SHARD_RETURN_IF_ERROR(engine->ZeroGrad());
+      return engine->CaptureEnd();
+    }));
+    for (int step = 1; step <= 3; ++step) {
+      host.CopyGrads(step, true);
+      ASSERT_OK(step < 3 ? host.Replay(Clipped())
+                         : engine->Step(Clipped(), nullptr));
+      plain.CopyGrads(step, true);
+      ASSERT_OK(plain.engine()->Step(Clipped(), nullptr));
+    }
+    EXPECT_TRUE(host.Params() == plain.Params());
+    EXPECT_EQ(engine->step(), 3);
+  }
 }
 
 TEST_F(GraphCapturesTest, ACaptureDoesNotWaitForAReplay) {
