@@ -22,7 +22,7 @@ Status NoUsable(const Status& why) {
       StrCat("no usable cuBLAS: ", why.message(),
              "; install cuBLAS of CUDA 12 or 13 (it is in the CUDA toolkit, "
              "and in Python's nvidia-cublas), and put its folder into "
-             "LD_LIBRARY_PATH"));
+             "LD_LIBRARY_PATH; muon with offload=states needs none"));
 }
 
 const char* NameOf(CublasResult result) {

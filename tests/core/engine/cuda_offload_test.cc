@@ -32,6 +32,7 @@
 #include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/fake_cuda/fake_cuda_fixture.h"
+#include "tests/kernels/cpu/fake_cblas.h"
 
 namespace shard::cuda_offload_test {
 namespace {
@@ -57,6 +58,7 @@ using testing::FakeCuda;
 using testing::FakeCudaTest;
 using testing::fake_cuda::Count;
 using testing::fake_cuda::CountSince;
+using testing::fake_cuda::FailCall;
 using FakeCounters = testing::fake_cuda::Counters;
 
 class OffloadTest : public ::testing::TestWithParam<Case> {};
@@ -186,6 +188,8 @@ TEST_F(CudaOffloadTest, AUnitIsUpdatedBeforeTheGradientsOfTheNextAreThere) {
     EXPECT_TRUE(testing::ComesTrue(
         [&] { return CountSince(before).to_device.bytes >= 4 * kElements; }));
     EXPECT_LT(CountSince(before).to_device.bytes, 4u * kElements + 1000);
+    // Its gradients, and its parameters, which are their own masters.
+    EXPECT_EQ(CountSince(before).to_host.bytes, 8u * kElements);
   }
   ASSERT_OK((*engine)->Step(options, nullptr));
   const auto expected = Engine::Create(plan, OpenLocal(), EngineOptions());
@@ -261,6 +265,36 @@ TEST_F(CudaOffloadTest, SumsOfRanksComeDownAsWideAsTheyAre) {
     EXPECT_EQ(all.down - exchanged.down,
               (deterministic ? 4u : 2u) * kUnits * kElements);
     EXPECT_EQ(all.up - exchanged.up, 2u * kUnits * kElements);
+  }
+}
+
+TEST_F(CudaOffloadTest, RanksHaveTheBitsOfTheHost) {
+  Case of = kBf16;
+  of.deterministic = true;
+  const auto plan = MakePlan(of, 2);
+  for (const bool begins : {false, true}) {
+    SCOPED_TRACE(begins);
+    RunThreadRanks(2, [&](const auto& comm) {
+      EngineOptions options;
+      const auto expected = Engine::Create(plan, comm, options);
+      ASSERT_OK(expected);
+      options.opened_device =
+          OffloadStates(*cuda::OpenDevice("0"), *OpenDevice("cpu"), kOffload);
+      const auto engine = Engine::Create(plan, comm, options);
+      ASSERT_OK(engine);
+      for (Engine* const it : {expected->get(), engine->get()}) {
+        FillWith(it, DType::kBF16);
+        for (int step = 1; step <= 3; ++step) {
+          if (begins) ASSERT_OK(it->BeginStep(StepOptions()));
+          for (int32_t unit = static_cast<int32_t>(kUnits); unit > 0; --unit) {
+            WriteGrads(it, unit, 2 * step + comm->rank());
+            if (begins) ASSERT_OK(it->MarkUnitGradsReady(unit));
+          }
+          ASSERT_OK(it->Step(StepOptions(), nullptr));
+        }
+      }
+      ExpectSame(engine->get(), expected->get());
+    });
   }
 }
 
@@ -346,6 +380,29 @@ TEST_F(CudaOffloadTest, MuonNeedsABlasOfTheHost) {
                "SHARD_BLAS_LIBRARY"});
   EXPECT_EQ(testing::fake_cuda::CountAlive().device_bytes, 0u);
   EXPECT_EQ(testing::fake_cuda::CountAlive().pinned_allocations, 0u);
+}
+
+// A cuBLAS that does not start is what one that is missing is.
+TEST_F(CudaOffloadTest, MuonNeedsNoCublas) {
+  Case of = kPlain;
+  of.optimizer = "muon";
+  const auto plan = MakePlan(of);
+  const BlasLibrary blas(FakeCblasPath("plain"));
+  for (const uint64_t call : {1, 2}) {
+    FailCall("cublasLtCreate", call, cuda::CuResult::kNotSupported);
+  }
+  const auto engine = MakeUnscaled(plan);
+  const auto expected = Engine::Create(plan, OpenLocal(), EngineOptions());
+  ASSERT_OK(engine);
+  ASSERT_OK(expected);
+  for (Engine* const it : {expected->get(), engine->get()}) {
+    FillWith(it, DType::kF32);
+    Train(it, 1, StepOptions());
+  }
+  ExpectSame(engine->get(), expected->get());
+  EXPECT_EQ(Count().Calls("cublasLtCreate"), 0u);
+  ExpectError(MakeEngine(plan, OpenLocal()), StatusCode::kBackendUnavailable,
+              {"no usable cuBLAS: ", "muon with offload=states needs none"});
 }
 
 }  // namespace
