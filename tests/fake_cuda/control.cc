@@ -207,6 +207,7 @@ Alive CountAlive() {
     if (it.is_freed) continue;
     if (it.kind == MemoryKind::kPinned) {
       ++alive.pinned_allocations;
+      alive.pinned_bytes += it.end - it.begin;
     } else {
       ++alive.device_allocations;
       alive.device_bytes += it.end - it.begin;
@@ -235,6 +236,7 @@ std::string AliveText() {
   add(alive.device_allocations, "allocations of devices");
   add(alive.device_bytes, "bytes of devices");
   add(alive.pinned_allocations, "pinned allocations");
+  add(alive.pinned_bytes, "pinned bytes");
   add(alive.pools, "memory pools");
   add(alive.streams, "streams");
   add(alive.events, "events");

@@ -215,6 +215,7 @@ struct Alive {
   size_t device_allocations = 0;
   size_t device_bytes = 0;
   size_t pinned_allocations = 0;
+  size_t pinned_bytes = 0;
   size_t pools = 0;
   size_t streams = 0;
   size_t events = 0;

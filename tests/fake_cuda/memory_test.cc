@@ -40,6 +40,7 @@ TEST_F(MemoryTest, MemoryHasALimit) {
   EXPECT_CU(api_.MemHostAlloc(&pinned, 100, 0));
   EXPECT_EQ(CountAlive().device_bytes, 600u);
   EXPECT_EQ(CountAlive().pinned_allocations, 1u);
+  EXPECT_EQ(CountAlive().pinned_bytes, 100u);
   EXPECT_CU(api_.MemFree(memory));
   EXPECT_CU(api_.MemAlloc(&memory, 1000));
   EXPECT_CU(api_.MemFree(memory));

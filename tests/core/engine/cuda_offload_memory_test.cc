@@ -9,9 +9,14 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <optional>
+#include <string>
 
 #include "core/base/offload.h"
+#include "core/base/strings.h"
+#include "core/collectives/collectives.h"
 #include "core/device/cuda/cuda_device.h"
 #include "core/device/device.h"
 #include "core/engine/engine.h"
@@ -43,11 +48,15 @@ using cuda_training::OpenLocal;
 using testing::FakeCuda;
 using testing::FakeCudaTest;
 using testing::fake_cuda::Count;
+using testing::fake_cuda::CountAlive;
 using testing::fake_cuda::CountSince;
 using testing::fake_cuda::FailCall;
 using FakeCounters = testing::fake_cuda::Counters;
 
 class CudaOffloadMemoryTest : public FakeCudaTest {};
+
+// The values of a step, which no plan counts, take less.
+constexpr size_t kValuesBytes = 1000;
 
 // ---- Memory -----------------------------------------------------------------
 
@@ -65,6 +74,9 @@ TEST_F(CudaOffloadMemoryTest, ThePlanSaysWhatLiesWhere) {
           ExpectPlanned(**engine, offloads ? &kOffload : nullptr);
       device_bytes[offloads] = planned.DeviceTotal();
       pinned_bytes[offloads] = planned.PinnedTotal();
+      const size_t pinned = planned.PinnedTotal() + StagingBytes(1);
+      EXPECT_GE(CountAlive().pinned_bytes, pinned);
+      EXPECT_LT(CountAlive().pinned_bytes, pinned + kValuesBytes);
       for (const EngineBuffer& buffer : (*engine)->memory().buffers()) {
         for (const unsigned char* const state : buffer.states) {
           const auto device = cuda::OpenDevice("0");
@@ -94,6 +106,94 @@ TEST_F(CudaOffloadMemoryTest, StatesThatTheHostHasNoRoomForAreAnError) {
               {"optimizer states", "of the host's memory that stays in place",
                FormatBytes(plan->Memory(true, &kOffload).PinnedTotal())});
   EXPECT_OK(MakeEngine(plan, OpenLocal()));
+}
+
+// The error says how much of either is missing: of gradients and parameters on
+// the device, and of states on the host. Nothing is allocated.
+TEST_F(CudaOffloadMemoryTest, APlanThatFitsNeitherMemoryIsAnError) {
+  constexpr uint64_t kMany = uint64_t{1} << 40;
+  const auto plan =
+      cuda_training::MakePlan({.elements_per_unit = int64_t{kMany}});
+  const FakeCounters before = Count();
+  ExpectError(MakeEngine(plan, OpenLocal(), kOffload),
+              StatusCode::kResourceExhausted,
+              {StrCat("the plan needs ", FormatBytes(8 * kMany), " (",
+                      8 * kMany, " bytes) on cuda:0, which has "),
+               StrCat(" are missing; and ", FormatBytes(8 * kMany)),
+               " of memory are needed on this host, and ", " are available: "});
+  EXPECT_EQ(CountSince(before).Calls("cuMemAlloc"), 0u);
+  EXPECT_EQ(CountAlive().device_bytes, 0u);
+  EXPECT_EQ(CountAlive().pinned_bytes, 0u);
+}
+
+// A call that needs pinned memory, and has none, changes nothing: the plan is
+// the one before, and the next step has the bits of one without the call. The
+// driver is asked twice: the second time without the memory that was kept.
+TEST_F(CudaOffloadMemoryTest, TrainingGoesOnWherePinnedMemoryRunsOut) {
+  const testing::TempFolder folder;
+  const auto plan = MakePlan(kBf16);
+  struct Call {
+    const char* name;
+    // How often it needs some: states move between flat buffers of two plans,
+    // checkpoints are read where states lie, and whole parameters are copies.
+    uint64_t allocations;
+    std::function<Status(Engine*, const std::string&)> make;
+    std::function<Status(Engine*)> undo;
+  };
+  const ParamId params[] = {0};
+  const auto nothing = [](Engine*) { return Status(); };
+  const Call calls[] = {
+      {"set_trainable", 3,
+       [&](Engine* engine, const std::string&) {
+         return engine->SetTrainable(params, false, 0);
+       },
+       [&](Engine* engine) { return engine->SetTrainable(params, true, 0); }},
+      {"save", 0,
+       [](Engine* engine, const std::string& path) {
+         return engine->Save(path, SaveOptions()).status();
+       },
+       nothing},
+      {"summon", 1,
+       [](Engine* engine, const std::string&) {
+         return engine->Summon(0, -1, 0);
+       },
+       [](Engine* engine) { return engine->EndSummon(false, 0); }}};
+  EngineOptions cpu;
+  cpu.loss_scaler = *LossScaler::Parse("dynamic?init_scale=8");
+  const auto expected = Engine::Create(plan, OpenLocal(), cpu);
+  ASSERT_OK(expected);
+  FillWith(expected->get(), DType::kBF16);
+  for (int step = 1; step <= 2; ++step) Train(expected->get(), step, Clipped());
+  for (const Call& call : calls) {
+    bool is_done = false;
+    for (uint64_t n = 1; !is_done; ++n) {
+      SCOPED_TRACE(StrCat(call.name, ", allocation ", n));
+      const FakeCuda fake;
+      const auto engine = MakeEngine(plan, OpenLocal(), kOffload);
+      ASSERT_OK(engine);
+      FillWith(engine->get(), DType::kBF16);
+      Train(engine->get(), 1, Clipped());
+      const std::string path = folder.path() + StrCat("/", call.name, n);
+      const Plan* const before = &(*engine)->plan();
+      for (const uint64_t failing : {n, n + 1}) {
+        FailCall("cuMemHostAlloc", failing, cuda::CuResult::kOutOfMemory);
+      }
+      const Status made = call.make(engine->get(), path);
+      testing::fake_cuda::ClearFailures();
+      is_done = made.ok();
+      if (is_done) {
+        EXPECT_EQ(n, call.allocations + 1);
+        ASSERT_OK(call.undo(engine->get()));
+        continue;
+      }
+      ExpectError(made, StatusCode::kResourceExhausted, {"pinned"});
+      EXPECT_EQ(&(*engine)->plan(), before);
+      Train(engine->get(), 2, Clipped());
+      ExpectSame(engine->get(), expected->get());
+      ASSERT_OK(call.make(engine->get(), path));
+      ASSERT_OK(call.undo(engine->get()));
+    }
+  }
 }
 
 TEST_F(CudaOffloadMemoryTest, CheckpointsReadStatesWhereTheyLie) {
