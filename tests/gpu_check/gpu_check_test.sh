@@ -80,7 +80,7 @@ grep -qE "^model +passed +5 of 5 checks" "$TEST_TMPDIR/out" ||
 grep -qE "^muon +passed +9 of 9 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 python3 - "$TEST_TMPDIR/result.json" <<'END' || fail "the JSON"
-import json, sys
+import json, pathlib, re, sys
 found = json.load(open(sys.argv[1]))
 assert found["device"].startswith("Fake GPU"), found["device"]
 parts = found["parts"]
@@ -90,6 +90,13 @@ assert list(parts) == ["load", "bits", "staged", "bandwidth", "overhead",
 assert all(not part["wrong"] and part["results"] for part in parts.values())
 assert any(result["check"] == "copy" and result["value"] > 0
            for result in parts["bandwidth"]["results"])
+# Muon's updates are as near to the CPU's as people read.
+told = re.search(r"Frobenius norms:\s+([\d.]+),\s+([\d.]+)\s+and\s+([\d.]+)\.",
+                 pathlib.Path("docs/gpu.md").read_text()).groups()
+within = re.findall(r"is within ([\d.]+) of the CPU's update", " ".join(
+    result["check"] for result in parts["muon"]["results"]))
+assert [float(bound) for bound in told] == [float(bound) for bound in within], (
+    told, within)
 # A fake has one thread for all its streams, so it may hide nothing, but the
 # numbers are there.
 hidden = {result["check"]: result["value"]
