@@ -248,6 +248,73 @@ TEST_F(PlanFitTest, SaysWhatFitsWithOffload) {
       << none.out;
 }
 
+// 6,738,415,616 elements, of which 65 vectors have 266,240.
+constexpr const char* kSevenBillion = R"({
+  "class": "Llama",
+  "params": [{"name": "embed", "shape": [32000, 4096]},
+             {"name": "norm", "shape": [4096]},
+             {"name": "head", "shape": [32000, 4096]}],
+  "modules": [{"name": "layers", "class": "Block", "count": 32,
+               "params": [{"name": "q", "shape": [4096, 4096]},
+                          {"name": "k", "shape": [4096, 4096]},
+                          {"name": "v", "shape": [4096, 4096]},
+                          {"name": "o", "shape": [4096, 4096]},
+                          {"name": "gate", "shape": [11008, 4096]},
+                          {"name": "up", "shape": [11008, 4096]},
+                          {"name": "down", "shape": [4096, 11008]},
+                          {"name": "norm1", "shape": [4096]},
+                          {"name": "norm2", "shape": [4096]}]}]
+})";
+
+// Parameters and gradients of bf16 take 4 bytes per element on the device, and
+// two states and a master 12, of which a rank of 8 has an eighth. That of the
+// vectors is 32.5 pages. The host has 4 MiB of staging memory, and 2 MiB for
+// each of the four windows of a MiB of elements, beside the states.
+TEST_F(PlanFitTest, SaysWhatFitsOfSevenBillionInBF16) {
+  constexpr uint64_t kElements = 6738415616;
+  constexpr uint64_t kStates[] = {12 * kElements,
+                                  12 * kElements / 8 + 3 * 2048};
+  constexpr uint64_t kGB = 1000000000;
+  const std::string model = folder_ / "seven.json";
+  WriteFile(model, kSevenBillion);
+  const auto plan = [&](uint64_t gigabytes, bool json) {
+    std::vector<std::string> arguments = {
+        "plan",    model,      "--device",
+        "cuda",    "--memory", std::to_string(gigabytes) + "GB",
+        "--ranks", "1,8",      "--stages",
+        "1",       "--dtype",  "bf16"};
+    if (json) arguments.push_back("--json");
+    return RunShardctl(arguments);
+  };
+  for (const uint64_t gigabytes : {80, 32}) {
+    const Json json = ParseJson(plan(gigabytes, true));
+    for (const size_t i : {0, 1}) {
+      const Json& of = json["plans"][i];
+      const uint64_t needed = 4 * kElements + kStates[i];
+      const uint64_t most = gigabytes * kGB;
+      EXPECT_EQ(of["memory_device"]["device_bytes"], needed);
+      EXPECT_EQ(of["fits"], needed <= most);
+      EXPECT_EQ(of["missing_bytes"], needed <= most ? 0 : needed - most);
+      EXPECT_EQ(of["fits_with_offload"], true);
+      EXPECT_EQ(of["memory_offload"]["device_bytes"], 4 * kElements);
+      EXPECT_EQ(of["memory_offload"]["host_bytes"],
+                kStates[i] + (4 + 4 * 2) * (uint64_t{1} << 20));
+    }
+  }
+  // docs/shardctl.md has this table.
+  const Result table = plan(80, false);
+  EXPECT_EQ(table.code, 0) << table.error;
+  for (
+      const char* const text :
+      {"6,738,415,616 elements in 291 parameters\nadamw, even, on cuda\n",
+       "    1      1  12.6 GiB  12.6 GiB  75.3 GiB    0 B   100 GiB        0 B "
+       " 4.00 MiB  with offload, 75.3 GiB of the host\n",
+       "    8      1  12.6 GiB  12.6 GiB  9.41 GiB    0 B  34.5 GiB   22.0 GiB "
+       " 4.00 MiB  yes\n"}) {
+    EXPECT_TRUE(Has(table.out, text)) << text << " in\n" << table.out;
+  }
+}
+
 // The memory of an engine that offloads.
 TEST_F(PlanFitTest, SaysWhatFitsOfAnOffload) {
   const std::vector<std::string> device = {
