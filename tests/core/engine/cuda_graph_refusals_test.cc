@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A step that a rank refuses leaves the graph of the step that was captured
-// before usable on all ranks, on the fakes of the driver and of NCCL.
+// before usable on all ranks, and a change of the plan on none; on the fakes of
+// the driver and of NCCL.
 
 #include <gtest/gtest.h>
 
@@ -163,6 +164,34 @@ TEST(GraphRefusalsTest, AllRanksReplayOn) {
     }
     EXPECT_TRUE(expected[0] == expected[1]);
   }
+}
+
+// Until all capture again.
+TEST(GraphRefusalsTest, NoRankReplaysAfterAChangeOfThePlan) {
+  RunGraphRanks([&](Host* host, Communicator*) {
+    Engine* const engine = host->engine();
+    ASSERT_OK(host->Capture(Clipped()));
+    const ParamId params[] = {0};
+    for (int step = 1; step <= 4; ++step) {
+      host->CopyGrads(step, true);
+      if (step == 3) {
+        ExpectError(engine->BeforeReplay(Clipped()),
+                    StatusCode::kFailedPrecondition,
+                    {"plan", "capture the step again"});
+        ASSERT_OK(engine->Step(Clipped(), nullptr));
+        ASSERT_OK(engine->ZeroGrad());
+      } else {
+        ASSERT_OK(host->Replay(Clipped()));
+      }
+      ASSERT_OK(engine->AwaitStep());
+      EXPECT_EQ(engine->step(), step);
+      if (step == 2) {
+        ASSERT_OK(engine->SetTrainable(params, false, 0));
+        ASSERT_OK(engine->SetTrainable(params, true, 0));
+      }
+      if (step == 3) ASSERT_OK(host->Capture(Clipped()));
+    }
+  });
 }
 
 }  // namespace
