@@ -114,6 +114,8 @@ bool IsRegistered(const Comm& comm, const std::byte* memory, size_t bytes) {
 Result CallWith(Entry* entry, Work work, cuda::CuStream stream) {
   const std::shared_ptr<Comm>& comm = entry->comm();
   CallRecord* const record = entry->record();
+  record->send = work.send;
+  record->recv = work.recv;
   record->count = work.count;
   record->type = work.type;
   record->peer = work.peer;

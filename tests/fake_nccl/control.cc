@@ -44,6 +44,8 @@ void Reset(const Options& options) {
   state->comms.clear();
   state->faults.clear();
   state->dead.clear();
+  state->dead_met.clear();
+  state->num_faults = 0;
   state->hangs.clear();
   state->violations.clear();
   state->log.clear();
@@ -56,6 +58,11 @@ void Reset(const Options& options) {
 void FailCall(const std::string& symbol, uint64_t call, Result result,
               const Target& target, const std::string& text) {
   AddFault({FaultKind::kCall, target, call, result, symbol, 0, text});
+}
+
+void FailEveryCall(const std::string& symbol, uint64_t every, Result result,
+                   const Target& target) {
+  AddFault({FaultKind::kCall, target, every, result, symbol, 0, "", every});
 }
 
 void StickAt(uint64_t collective, const Target& target) {
@@ -101,6 +108,12 @@ void ClearFaults() {
   state->faults.clear();
   state->dead.clear();
   state->hangs.clear();
+}
+
+uint64_t NumFaults() {
+  State* const state = TheState();
+  const Lock lock(state->records_mutex);
+  return state->num_faults;
 }
 
 Counts Count(const Target& target) {

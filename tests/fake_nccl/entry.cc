@@ -29,6 +29,7 @@ Entry::Entry(const char* symbol, const Comm* comm, bool takes_comm, int since)
       record_.comm = comm_->id;
       record_.rank = comm_->world_rank;
       record_.size = comm_->size;
+      record_.index = comm_->rank;
       Mark(comm_);
     }
   }
@@ -41,8 +42,8 @@ Entry::Entry(const char* symbol, const Comm* comm, bool takes_comm, int since)
                 record_.symbol + " is called, which version " +
                     std::to_string(VersionOf(options_)) + " does not have");
   }
-  if (comm_ != nullptr) {
-    HangWhile([&] { return state_->Hangs(symbol, *comm_); });
+  if (comm_ != nullptr || !takes_comm) {
+    HangWhile([&] { return state_->Hangs(symbol, comm_.get()); });
   }
   if (const auto fault = state_->Meets(FaultKind::kCall, comm_.get(), symbol)) {
     Fail(fault->result, fault->text.empty()

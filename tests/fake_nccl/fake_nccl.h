@@ -111,6 +111,10 @@ struct Target {
 SHARD_FAKE_NCCL_API void FailCall(const std::string& symbol, uint64_t call,
                                   Result result, const Target& target = {},
                                   const std::string& text = "");
+// The same for each `every`-th call of them: 1 is all.
+SHARD_FAKE_NCCL_API void FailEveryCall(const std::string& symbol,
+                                       uint64_t every, Result result,
+                                       const Target& target = {});
 // Makes the `collective`-th collective, send or receive from now on never end
 // at this rank, until the communicator is aborted.
 SHARD_FAKE_NCCL_API void StickAt(uint64_t collective,
@@ -129,11 +133,15 @@ SHARD_FAKE_NCCL_API void SlowCall(const std::string& symbol, uint64_t call,
 // The rank never arrives from now on: neither at calls that wait for others nor
 // at collectives.
 SHARD_FAKE_NCCL_API void Kill(int rank);
-// Calls of an entry point on a communicator from now on do nothing before
-// ReleaseCalls.
+// Calls of an entry point from now on do nothing before ReleaseCalls. Calls
+// without a communicator are those of any target.
 SHARD_FAKE_NCCL_API void HangCalls(const std::string& symbol,
                                    const Target& target = {});
 SHARD_FAKE_NCCL_API void ReleaseCalls();
+// Returns how many faults have come since Reset, also those that ClearFaults
+// has forgotten: each that was set counts once, at its event. Calls that hang
+// do not count.
+SHARD_FAKE_NCCL_API uint64_t NumFaults();
 // Returns how many calls hang, with aborts that wait for a device.
 SHARD_FAKE_NCCL_API size_t NumHanging();
 // Forgets the faults that have not come yet, and those ranks that are dead, and
@@ -167,6 +175,9 @@ struct CallRecord {
   uint64_t comm = 0;  // 1 is the first of the process; 0: none.
   int rank = -1;      // As in Target.
   int size = 0;
+  int index = -1;  // The rank in the communicator.
+  const void* send = nullptr;
+  const void* recv = nullptr;
   size_t count = 0;
   DataType type = DataType::kInt8;
   int peer = -1;  // The root or peer.

@@ -64,6 +64,49 @@ TEST_F(FaultsTest, CallsFailOnce) {
   EXPECT_EQ(Count().Calls("ncclAllGather"), 4u);
 }
 
+TEST_F(FaultsTest, EveryKthCallFails) {
+  RunWithComm(1, [&](Rank*, Comm* comm) {
+    FailEveryCall("ncclCommCount", 3, Result::kSystemError);
+    for (int call = 1; call <= 9; ++call) {
+      int value = 0;
+      EXPECT_EQ(ncclCommCount(comm, &value),
+                call % 3 == 0 ? Result::kSystemError : Result::kSuccess);
+    }
+    EXPECT_EQ(NumFaults(), 3u);
+    ClearFaults();
+    for (int call = 1; call <= 3; ++call) {
+      int value = 0;
+      EXPECT_NCCL(ncclCommCount(comm, &value));
+    }
+    EXPECT_EQ(NumFaults(), 3u);
+  });
+}
+
+TEST_F(FaultsTest, ADeadRankCountsOnceItIsWaitedFor) {
+  RunWithComm(1, [&](Rank* rank, Comm* comm) {
+    Kill(0);
+    EXPECT_EQ(NumFaults(), 0u);
+    float* const x = rank->Put(std::vector<float>{1});
+    Gather(rank, comm, x);
+    EXPECT_TRUE(ComesTrue([] { return NumFaults() == 1; }));
+    ClearFaults();
+    EXPECT_TRUE(rank->Synchronize());
+  });
+}
+
+// As those of a host that NCCL finds no interface for.
+TEST_F(FaultsTest, CallsWithoutACommunicatorHang) {
+  HangCalls("ncclGetUniqueId");
+  std::thread caller([] {
+    UniqueId id = {};
+    EXPECT_NCCL(ncclGetUniqueId(&id));
+  });
+  EXPECT_TRUE(ComesTrue([] { return NumHanging() == 1; }));
+  EXPECT_EQ(CountAlive().comms, 0u);  // Other calls go on.
+  ReleaseCalls();
+  caller.join();
+}
+
 TEST_F(FaultsTest, ATargetIsARankAndASize) {
   RunWithComm(2, [&](Rank* rank, Comm* comm) {
     if (rank->rank() == 0) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -107,6 +108,17 @@ Job WindowJob(const std::shared_ptr<Comm>& comm, const Options& options,
   };
 }
 
+// Returns the communicator of a window, or null.
+std::shared_ptr<Comm> CommOf(const Window* window) {
+  State* const state = TheState();
+  const std::lock_guard<std::mutex> lock(state->mutex);
+  const std::lock_guard<std::mutex> records(state->records_mutex);
+  for (const auto& [unused, comm] : state->comms) {
+    if (comm->windows.count(window) != 0) return comm;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 Result ncclMemAlloc(void** memory, size_t bytes) {
@@ -196,19 +208,20 @@ Result ncclCommWindowDeregister(Comm* comm, Window* window) {
 
 Result ncclGetPeerDevicePointer(Window* window, size_t offset, int peer,
                                 void** made) {
-  Entry entry("ncclGetPeerDevicePointer", nullptr, false, 22902);
+  const std::shared_ptr<Comm> comm = CommOf(window);
+  // It uses the communicator, which NCCL finds by the window.
+  Entry entry("ncclGetPeerDevicePointer", comm.get(), comm != nullptr, 22902);
   if (!entry.ok()) return entry.result();
-  State* const state = entry.state();
-  const std::lock_guard<std::mutex> lock(state->records_mutex);
-  for (const auto& [unused, comm] : state->comms) {
-    const auto found = comm->windows.find(window);
-    if (found == comm->windows.end()) continue;
-    if (made == nullptr || peer < 0 || peer >= comm->size) break;
-    std::byte* const memory = found->second[static_cast<size_t>(peer)];
-    *made = memory == nullptr ? nullptr : memory + offset;
-    return entry.Return(Result::kSuccess);
+  if (comm == nullptr || made == nullptr || peer < 0 || peer >= comm->size) {
+    return entry.Return(Result::kInvalidArgument);
   }
-  return entry.Return(Result::kInvalidArgument);
+  const auto found = comm->windows.find(window);
+  if (found == comm->windows.end()) {
+    return entry.Return(Result::kInvalidArgument);
+  }
+  std::byte* const memory = found->second[static_cast<size_t>(peer)];
+  *made = memory == nullptr ? nullptr : memory + offset;
+  return entry.Return(Result::kSuccess);
 }
 
 }  // namespace shard::testing::fake_nccl

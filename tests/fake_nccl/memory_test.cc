@@ -73,6 +73,38 @@ TEST_F(MemoryTest, WindowsTellWhereTheMemoryOfRanksInReachIs) {
   });
 }
 
+// A window is its communicator's, which one thread at a time calls.
+TEST_F(MemoryTest, AWindowIsUsedUnderItsCommunicatorsLock) {
+  Options options;
+  options.version = 22902;
+  Begin(options);
+  RunWithComm(1, [&](Rank* rank, Comm* comm) {
+    void* own = nullptr;
+    EXPECT_NCCL(ncclMemAlloc(&own, kBytes));
+    Window* window = nullptr;
+    EXPECT_EQ(
+        ncclCommWindowRegister(comm, own, kBytes, &window, kWinCollSymmetric),
+        Result::kInProgress);
+    EXPECT_NCCL(Rank::Await(comm));
+    EXPECT_NCCL(ncclGroupStart());
+    EXPECT_NCCL(
+        ncclAllGather(own, own, 1, DataType::kInt8, comm, rank->stream()));
+    std::thread other([&] {
+      void* found = nullptr;
+      EXPECT_NCCL(ncclGetPeerDevicePointer(window, 0, 0, &found));
+      EXPECT_EQ(found, own);
+    });
+    other.join();
+    ExpectViolations(ViolationKind::kConcurrent,
+                     "ncclGetPeerDevicePointer of rank 0 of 1 (communicator 1) "
+                     "is called while another thread is in ncclAllGather");
+    EXPECT_NCCL(ncclGroupEnd());
+    EXPECT_TRUE(rank->Synchronize());
+    EXPECT_NCCL(ncclCommWindowDeregister(comm, window));
+    EXPECT_NCCL(ncclMemFree(own));
+  });
+}
+
 TEST_F(MemoryTest, WindowsAreOfAlignedMemoryOfTheDevice) {
   RunWithComm(1, [&](Rank* rank, Comm* comm) {
     auto* const memory = static_cast<char*>(rank->Make(kBytes));

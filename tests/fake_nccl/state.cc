@@ -34,20 +34,25 @@ std::optional<Fault> State::Meets(FaultKind kind, const Comm* comm,
     if (it.kind != kind || it.left == 0) continue;
     if (!it.symbol.empty() && it.symbol != symbol) continue;
     if (comm != nullptr && !comm->Is(it.target)) continue;
-    if (--it.left == 0) met = it;
+    if (--it.left != 0) continue;
+    met = it;
+    it.left = it.every;
+    ++num_faults;
   }
   return met;
 }
 
 bool State::IsDead(const Comm& comm) {
   const std::lock_guard<std::mutex> lock(records_mutex);
-  return dead.count(comm.world_rank) != 0;
+  if (dead.count(comm.world_rank) == 0) return false;
+  if (dead_met.insert(comm.world_rank).second) ++num_faults;
+  return true;
 }
 
-bool State::Hangs(const std::string& symbol, const Comm& comm) {
+bool State::Hangs(const std::string& symbol, const Comm* comm) {
   const std::lock_guard<std::mutex> lock(records_mutex);
   return std::any_of(hangs.begin(), hangs.end(), [&](const auto& it) {
-    return it.first == symbol && comm.Is(it.second);
+    return it.first == symbol && (comm == nullptr || comm->Is(it.second));
   });
 }
 

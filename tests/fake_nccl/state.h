@@ -34,6 +34,7 @@ struct Fault {
   std::string symbol;  // For kCall and kSlow; "": any.
   int polls = 0;       // For kSlow.
   std::string text;    // For kCall; "": the fake's.
+  uint64_t every = 0;  // It comes again after so many events; 0: never.
 };
 
 struct State {
@@ -45,8 +46,8 @@ struct State {
   std::optional<Fault> Meets(FaultKind kind, const Comm* comm,
                              const std::string& symbol = "");
   bool IsDead(const Comm& comm);
-  // Returns whether a call hangs.
-  bool Hangs(const std::string& symbol, const Comm& comm);
+  // Returns whether a call hangs. `comm`: null for calls without one.
+  bool Hangs(const std::string& symbol, const Comm* comm);
   void CountLaunch(const Comm& comm);
   void CountEnd(const Comm& comm);
   // Returns whether memory that begins there is registered. REQUIRES: `mutex`
@@ -69,6 +70,8 @@ struct State {
   std::map<const Comm*, std::shared_ptr<Comm>> comms;
   std::vector<Fault> faults;
   std::set<int> dead;
+  std::set<int> dead_met;   // Those whose death something has waited for.
+  uint64_t num_faults = 0;  // That have come.
   std::vector<std::pair<std::string, Target>> hangs;  // HangCalls.
   std::vector<Violation> violations;
   std::vector<CallRecord> log;

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "core/observe/logger.h"
+#include "tests/core/base/forwarding_env.h"
+#include "tests/core/base/temp_folder.h"
 #include "tests/core/engine/cuda_graph_host.h"
 #include "tests/core/engine/one_kernel_training.h"
 
@@ -87,6 +89,73 @@ INSTANTIATE_TEST_SUITE_P(
                            .marked_from = 1,
                            .begins = true,
                            .steps_of_last = 2}));
+
+// One rank has nobody to meet: its update is one kernel in any case, and writes
+// the parameters where they are.
+TEST(OneKernelAloneTest, AStepOfOneRankIsOneLaunch) {
+  const Form form = {.ranks = 1};
+  const Result expected = Train("cpu", form);
+  const Result one = Train("cuda", form);
+  EXPECT_EQ(one.reductions, 0u);
+  EXPECT_EQ(one.gathers, 0u);
+  ExpectSame(one, expected);
+  const auto counts = testing::fake_cuda::Count();
+  EXPECT_EQ(counts.Launches("shard_update_AdamW"),
+            static_cast<uint64_t>(one_kernel_training::kSteps));
+  // Nothing of several ranks is made for it.
+  EXPECT_EQ(testing::fake_nccl::Count().Calls("ncclCommWindowRegister"), 0u);
+  EXPECT_EQ(one.json.find("one_kernel"), std::string::npos) << one.json;
+}
+
+// The kernels of later steps use the memory that a checkpoint was loaded into.
+TEST(OneKernelTest, ACheckpointIsLoadedBetweenSteps) {
+  const Form form = {.ranks = 3};
+  const testing::TempFolder folder;
+  // Trains step 1, saves, and trains steps 2 and 3; or trains step 2 twice,
+  // with a load of the checkpoint before the second time.
+  const auto train = [&](bool loads) {
+    const FakeNccl fake(Gpus(form.ranks), WithPeers());
+    const auto plan = MakePlan(form);
+    Result result;
+    result.params.resize(static_cast<size_t>(form.ranks));
+    RunThreadRanks(
+        form.ranks,
+        [&](const std::shared_ptr<Communicator>& comm) {
+          EngineOptions options;
+          options.one_kernel = true;
+          const auto made = MakeEngineOn("cuda", plan, comm, options);
+          ASSERT_OK(made);
+          Engine* const engine = made->get();
+          ASSERT_OK(cuda_training::Fill(engine));
+          ASSERT_OK(Step(engine, comm->rank(), 1));
+          if (loads) {
+            ASSERT_OK(Step(engine, comm->rank(), 7));
+            LoadReport report;
+            ASSERT_OK(engine->Load(folder.path(), LoadOptions(), &report));
+            EXPECT_EQ(report.step, 1);
+          } else {
+            const SaveOptions save = {.async = false,
+                                      .env = testing::NoSyncEnv::Get()};
+            ASSERT_OK(engine->Save(folder.path(), save));
+          }
+          for (const int step : {2, 3}) {
+            ASSERT_OK(Step(engine, comm->rank(), step));
+          }
+          ASSERT_OK(engine->Synchronize(0));
+          EXPECT_NE(engine->ToJson().find("\"one_kernel\":true"),
+                    std::string::npos);
+          result.params[static_cast<size_t>(comm->rank())] = ParamsOf(engine);
+          ASSERT_OK(comm->Barrier("all have read", Deadline::After(30)));
+        },
+        30, "direct=0");
+    EXPECT_EQ(testing::fake_nccl::Count().Calls("ncclReduceScatter"), 0u);
+    EXPECT_EQ(testing::fake_nccl::Count().Calls("ncclSend"), 0u);
+    return result;
+  };
+  const Result saved = train(false);
+  ExpectSame(train(true), saved);
+  ExpectSame(saved, Train("cpu", form));
+}
 
 TEST(OneKernelFallbackTest, AStepThatClipsIsMadeOfParts) {
   const Form form = {.clipped_step = 1};

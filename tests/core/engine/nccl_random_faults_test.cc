@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random faults of three ranks that train by NCCL: a seed draws the fault, the
-// rank that has it, its place and the form of the training. Every rank ends in
-// time, with the error of the fault and the name of the rank where that is
-// known; a later call has that error, too; nothing is left; and new engines in
-// the same process train right. SHARD_TEST_LONG tries 1,000 seeds,
-// SHARD_TEST_SEED one. And each call of NCCL fails once.
+// Random faults of ranks that train by NCCL (nccl_random_faults.h). Every rank
+// ends in time, with the error of the fault and the name of the rank where that
+// is known; later calls have that error, too; nothing is left; and new engines
+// in the same process train right. SHARD_TEST_LONG tries 1,000 faults of three
+// ranks that have come, SHARD_TEST_SEED one seed. And each call of NCCL fails
+// once.
+
+#include "tests/core/engine/nccl_random_faults.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
-#include <climits>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -23,7 +26,6 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "tests/core/base/dice.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/hang_alarm.h"
 #include "tests/core/base/sanitizers.h"
@@ -34,183 +36,41 @@
 namespace shard::nccl_random_faults_test {
 namespace {
 
+using nccl_random_faults::Case;
+using nccl_random_faults::IsOf;
+using nccl_random_faults::Kind;
+using nccl_random_faults::kLong;
+using nccl_random_faults::kSteps;
 using nccl_training::Form;
 using nccl_training::MakePlan;
 using nccl_training::RankTraining;
-using testing::Dice;
 using testing::ResetWithNccl;
 using testing::fake_nccl::Result;
+namespace fake_cuda = testing::fake_cuda;
+namespace fake_nccl = testing::fake_nccl;
 
-constexpr int kSteps = 3;
-// The engine's timeout, in seconds, where a fault lasts until then; and where
-// it is found before.
-constexpr double kShort = kSanitized ? 3 : 1;
-constexpr double kLong = 20;
 // Beyond the timeout: a second, on a machine that does nothing else.
 const double kSlack =
     !kSanitized && std::getenv("SHARD_TEST_LONG") != nullptr ? 1 : 5;
+// To find a fault that nobody waits for until the timeout, and to end after it.
+const double kAtOnce = 1 + kSlack;
 // To end an engine where the others do not end theirs.
 const double kEnd = 2 + kSlack;
 
-// ---- Faults ----------------------------------------------------------------
-
-enum class Kind {
-  kLeaves,      // The rank ends without shutdown.
-  kLate,        // The rank comes too late.
-  kDead,        // NCCL's part of the rank never arrives.
-  kStuck,       // A collective never ends.
-  kNeverDone,   // A call stays in progress.
-  kSwapped,     // NCCL launches two collectives in the other order.
-  kOtherCalls,  // The rank goes through the units in another order.
-  kFailedCall,
-  kAsyncError,
-  kSlowCalls,  // No fault: calls take time, and one is in progress for long.
-};
-constexpr int kKinds = 10;
-constexpr const char* kNames[kKinds] = {
-    "leaves",      "is late",        "is dead",      "is stuck",
-    "is not done", "swaps launches", "calls others", "fails a call",
-    "fails later", "is slow"};
-
-struct Case {
-  Form form;
-  Kind kind = Kind::kLeaves;
-  int rank = 0;
-  int step = 0;  // The fault is armed before this step; 0: before creation.
-  uint64_t number = 1;
-  std::string symbol;
-  Result result = Result::kSuccess;
-
-  const char* name() const { return kNames[static_cast<int>(kind)]; }
-  bool lasts() const {
-    return kind == Kind::kLate || kind == Kind::kDead || kind == Kind::kStuck ||
-           kind == Kind::kNeverDone || kind == Kind::kSwapped;
-  }
-  double timeout() const { return lasts() ? kShort : kLong; }
-  std::string Text() const {
-    return StrCat(form.Text(), ": rank ", rank, " ", name(), " from step ",
-                  step, " on, number ", number, " ", symbol, ", result ",
-                  static_cast<int>(result));
-  }
-};
-
-// Communicators are split for groups of ranks.
-void MakeHybrid(Form* form) {
-  form->stage = 3;
-  form->world_size = 4;
-  form->shard_group_size = 2;
-}
-
-Case Draw(uint64_t seed) {
-  Dice dice(seed);
-  Case drawn;
-  // In turn, so that few seeds have all of them.
-  drawn.kind = static_cast<Kind>(seed % kKinds);
-  Form& form = drawn.form;
-  form.stage = dice.Roll(4);
-  if (form.stage == 3 && dice.Chance(40)) MakeHybrid(&form);
-  form.overlap = dice.Chance(50);
-  form.reports = dice.Chance(50);
-  form.deterministic = dice.Chance(50);
-  drawn.rank = dice.Roll(form.world_size);
-  drawn.step = dice.Roll(kSteps + 1);
-  switch (drawn.kind) {
-    case Kind::kOtherCalls:
-      drawn.step = std::max(drawn.step, 1);
-      break;
-    case Kind::kStuck:
-    case Kind::kAsyncError:
-      drawn.number = static_cast<uint64_t>(1 + dice.Roll(20));
-      break;
-    case Kind::kSwapped:
-      drawn.number = static_cast<uint64_t>(1 + dice.Roll(8));
-      break;
-    case Kind::kNeverDone:
-      drawn.symbol = dice.Pick<std::string>(
-          {"ncclCommInitRankConfig", "ncclCommSplit", "ncclGroupEnd"});
-      if (drawn.symbol == "ncclCommSplit") MakeHybrid(&form);
-      if (drawn.symbol == "ncclGroupEnd") {
-        drawn.number = static_cast<uint64_t>(1 + dice.Roll(10));
-      } else {
-        drawn.step = 0;
-      }
-      break;
-    case Kind::kFailedCall:
-      drawn.symbol = dice.Pick<std::string>(
-          {"ncclGetVersion", "ncclGetUniqueId", "ncclCommInitRankConfig",
-           "ncclCommSplit", "ncclCommGetAsyncError", "ncclGroupStart",
-           "ncclGroupEnd", "ncclSend", "ncclRecv", "ncclReduceScatter",
-           "ncclAllGather", "ncclBroadcast", "ncclCommFinalize"});
-      drawn.number = static_cast<uint64_t>(1 + dice.Roll(10));
-      if (drawn.symbol == "ncclCommSplit") MakeHybrid(&form);
-      if (drawn.symbol == "ncclReduceScatter") form.deterministic = false;
-      if (drawn.symbol == "ncclSend" || drawn.symbol == "ncclRecv") {
-        form.deterministic = true;
-      }
-      if (drawn.symbol == "ncclGetVersion" ||
-          drawn.symbol == "ncclGetUniqueId" ||
-          drawn.symbol == "ncclCommInitRankConfig" ||
-          drawn.symbol == "ncclCommSplit") {
-        drawn.step = 0;
-        drawn.number = 1;
-      }
-      break;
-    default:
-      break;
-  }
-  if (drawn.kind == Kind::kAsyncError || drawn.kind == Kind::kFailedCall) {
-    drawn.result = dice.Pick<Result>(
-        {Result::kUnhandledCudaError, Result::kSystemError,
-         Result::kInternalError, Result::kInvalidUsage, Result::kRemoteError});
-  }
-  return drawn;
-}
-
-testing::fake_nccl::Options OptionsOf(const Case& drawn) {
-  testing::fake_nccl::Options options;
-  if (drawn.kind == Kind::kSlowCalls) {
-    options.polls = {20, 20, 20, 20, 5, 5};
-    options.call_delay = std::chrono::microseconds(300);
-  }
-  return options;
-}
-
-// Arms the fault, as its rank does.
-void Arm(const Case& drawn) {
-  const testing::fake_nccl::Target target = {.rank = drawn.rank};
-  switch (drawn.kind) {
-    case Kind::kDead:
-      return testing::fake_nccl::Kill(drawn.rank);
-    case Kind::kStuck:
-      return testing::fake_nccl::StickAt(drawn.number, target);
-    case Kind::kNeverDone:
-      return testing::fake_nccl::SlowCall(drawn.symbol, drawn.number, INT_MAX,
-                                          target);
-    case Kind::kSwapped:
-      return testing::fake_nccl::SwapAt(drawn.number, target);
-    case Kind::kFailedCall:
-      return testing::fake_nccl::FailCall(drawn.symbol, drawn.number,
-                                          drawn.result, target);
-    case Kind::kAsyncError:
-      return testing::fake_nccl::FailAsyncAt(drawn.number, drawn.result,
-                                             target);
-    case Kind::kSlowCalls:
-      return testing::fake_nccl::SlowCall("", 20, 200, target);
-    default:
-      return;
-  }
-}
-
 // ---- Ranks -----------------------------------------------------------------
+
+struct Call {
+  std::string name;
+  Status status;
+  double seconds = 0;
+};
 
 // How a rank has ended.
 struct End {
-  Status first;        // The first error.
-  std::string call;    // That returned it.
-  double seconds = 0;  // Of that call.
-  Status later;        // The error of a call after it.
-  bool has_later = false;
-  double end_seconds = 0;
+  Call first;               // Its first error, or its last call.
+  std::vector<Call> later;  // What calls after an error have returned.
+  double end_seconds = 0;   // Of the end of its engine.
+  bool has_fired = false;   // The fault, before that.
   std::vector<float> values;
 };
 
@@ -220,6 +80,7 @@ Status Train(const Case* fault, int steps, RankTraining* rank, End* end) {
     bool calls_others = false;
     if (is_mine && fault->step == step) {
       Arm(*fault);
+      end->has_fired = IsOfTheHost(fault->kind);
       if (fault->kind == Kind::kLeaves) return Cancelled("this rank leaves");
       if (fault->kind == Kind::kLate) {
         std::this_thread::sleep_for(
@@ -239,7 +100,25 @@ Status Train(const Case* fault, int steps, RankTraining* rank, End* end) {
     }
   }
   SHARD_ASSIGN_OR_RETURN(end->values, rank->Read());
-  return rank->Synchronize();
+  SHARD_RETURN_IF_ERROR(rank->Synchronize());
+  SHARD_RETURN_IF_ERROR(rank->Meet("trained"));
+  if (fake_nccl::NumFaults() > 0) end->has_fired = true;
+  return rank->Meet("counted");
+}
+
+// Makes calls after an error, which all fail.
+std::vector<Call> CallLater(RankTraining* rank) {
+  std::vector<Call> calls;
+  const auto add = [&](const Status& status) {
+    calls.push_back({rank->call(), status, rank->seconds()});
+  };
+  if (rank->engine() != nullptr) {
+    add(rank->Update());
+    add(rank->Update());
+    add(rank->Read().status());
+    add(rank->Meet("later"));
+  }
+  return calls;
 }
 
 // Runs the ranks of a training, each a thread.
@@ -259,18 +138,10 @@ std::vector<End> RunTraining(const Form& form, const Case* fault, int steps,
       auto comm = OpenCommunicator(url, options);
       ASSERT_OK(comm);
       RankTraining rank(form, plan, *comm, timeout);
-      end.first = Train(fault, steps, &rank, &end);
-      end.call = rank.call();
-      end.seconds = rank.seconds();
-      const bool leaves = end.first.code() == StatusCode::kCancelled;
-      if (!end.first.ok() && !leaves && rank.engine() != nullptr) {
-        end.has_later = true;
-        end.later = rank.engine()->Step(StepOptions(), nullptr);
-      }
-      if (end.first.ok()) {
-        const Status met = (*comm)->Barrier("trained", Deadline::After(kLong));
-        if (!met.ok()) end.first = met;
-      }
+      const Status status = Train(fault, steps, &rank, &end);
+      end.first = {rank.call(), status, rank.seconds()};
+      const bool leaves = status.code() == StatusCode::kCancelled;
+      if (!status.ok() && !leaves) end.later = CallLater(&rank);
       rank.End();
       end.end_seconds = rank.seconds();
     });
@@ -288,158 +159,221 @@ const std::vector<float>& Expected(const Form& form, int steps) {
   plain.overlap = plain.reports = false;
   auto& values = known[StrCat(plain.Text(), steps)];
   if (values.empty()) {
-    testing::fake_cuda::Options gpus;
+    fake_cuda::Options gpus;
     gpus.devices = form.world_size;
     const testing::FakeNccl fake(gpus);
     const auto ends = RunTraining(plain, nullptr, steps, kLong);
-    for (const End& end : ends) EXPECT_OK(end.first);
+    for (const End& end : ends) EXPECT_OK(end.first.status);
     values = ends[0].values;
   }
   return values;
 }
 
-StatusCode CodeOf(const Case& drawn) {
-  switch (drawn.kind) {
-    case Kind::kLeaves:
-      return StatusCode::kRankLost;
-    case Kind::kOtherCalls:
-      return StatusCode::kDesync;
-    case Kind::kAsyncError:
-    case Kind::kFailedCall:
-      if (drawn.symbol == "ncclGetVersion") {
-        return StatusCode::kBackendUnavailable;
-      }
-      return drawn.result == Result::kInternalError ? StatusCode::kInternal
-             : drawn.result == Result::kInvalidUsage
-                 ? StatusCode::kInvalidArgument
-                 : StatusCode::kUnavailable;
-    case Kind::kSlowCalls:
-      return StatusCode::kOk;
-    default:
-      return StatusCode::kDeadlineExceeded;
+// Returns what is wrong with a call of a rank that fails; "" for nothing.
+// `seconds`: that it may take.
+std::string JudgeCall(const Case& drawn, const Call& call, double seconds) {
+  if (!IsOf(call.status, CodeOf(drawn))) {
+    return StrCat(" is not ", StatusCodeName(CodeOf(drawn)));
   }
+  if (!Names(call.status, drawn)) return " does not name the rank";
+  if (call.seconds > seconds) return StrCat(" took ", call.seconds, " s");
+  return "";
 }
 
-// Whether an error is of a code, or tells that one of it has ended the group.
-bool IsOf(const Status& status, StatusCode code) {
-  if (status.code() == code) return true;
-  return status.code() == StatusCode::kPoisoned &&
-         status.message().find(StatusCodeName(code)) != std::string::npos;
-}
-
-// Whether an error names the rank of a fault that is known by its rank.
-bool Names(const Status& status, const Case& drawn) {
-  switch (drawn.kind) {
-    case Kind::kLeaves:
-      return status.rank() == drawn.rank;
-    case Kind::kLate: {
-      // Among others, where a group of ranks waits for it.
-      const std::string& text = status.message();
-      const size_t begin = text.find("rank [");
-      if (begin == std::string::npos) return false;
-      const std::string late =
-          text.substr(begin, text.find(']', begin) - begin);
-      return late.find(StrCat(drawn.rank)) != std::string::npos;
+// Returns what is wrong with calls after an error: an engine gives the error
+// again, or that which has ended the group; the communicator is poisoned, or
+// keeps the rank that is lost.
+std::string JudgeLater(const End& end) {
+  for (const Call& call : end.later) {
+    const Status& status = call.status;
+    const bool is_same = status.code() == end.first.status.code() &&
+                         status.rank() == end.first.status.rank() &&
+                         call.name != "meet";
+    if (is_same || status.code() == StatusCode::kPoisoned ||
+        status.code() == StatusCode::kRankLost) {
+      continue;
     }
-    case Kind::kOtherCalls:
-      // The first rank that differs from rank 0.
-      return (drawn.rank == 0 || status.rank() == drawn.rank ||
-              status.code() == StatusCode::kPoisoned) &&
-             status.message().find(StrCat("rank ", drawn.rank, " ")) !=
-                 std::string::npos;
-    default:
-      return true;
+    return StrCat("\n", call.name, " returns later ", status.ToString());
   }
+  return "";
+}
+
+// Returns whether a fault that has come may be without an error: NCCL may do
+// the same in the other order, memory that is not registered is used all the
+// same, and memory that is not freed stays until the engine ends.
+bool MayPass(const Case& drawn) {
+  static const std::set<std::string> may_fail = {
+      "ncclCommAbort",    "ncclCommDeregister", "ncclCommDestroy",
+      "ncclCommFinalize", "ncclCommRegister",   "ncclMemAlloc",
+      "ncclMemFree"};
+  return drawn.kind == Kind::kSwapped || drawn.kind == Kind::kSlowCalls ||
+         may_fail.count(drawn.symbol) != 0;
 }
 
 // Returns what is wrong with the end of a rank; "" for nothing.
-std::string Judge(const Case& drawn, int rank, const End& end) {
-  if (drawn.kind == Kind::kLeaves && rank == drawn.rank) return "";
-  const StatusCode code = CodeOf(drawn);
-  if (end.first.ok()) {
-    // Others may come too late.
-    const bool must_fail =
-        drawn.kind == Kind::kLeaves || drawn.kind == Kind::kLate ||
-        drawn.kind == Kind::kDead || drawn.kind == Kind::kOtherCalls;
-    if (must_fail) return "has no error";
-    return end.values == Expected(drawn.form, kSteps) ? "" : "has other values";
-  }
-  if (!IsOf(end.first, code)) {
-    return StrCat("is not ", StatusCodeName(code));
-  }
-  if (!Names(end.first, drawn)) return "does not name the rank";
-  if (end.seconds > drawn.timeout() + kSlack) {
-    return StrCat("took ", end.seconds, " s");
-  }
+std::string Judge(const Case& drawn, int rank, const std::vector<End>& ends) {
+  const End& end = ends[static_cast<size_t>(rank)];
+  const End& faulty = ends[static_cast<size_t>(drawn.rank)];
+  std::string wrong;
+  const auto add = [&](const Call& call, const std::string& text) {
+    if (text.empty()) return;
+    StrAppend(&wrong, "\nrank ", rank, ", ", call.name, ": ",
+              call.status.ToString(), text);
+  };
   if (end.end_seconds > kEnd) {
-    return StrCat("took ", end.end_seconds, " s to end");
+    add(end.first, StrCat(" took ", end.end_seconds, " s to end"));
   }
-  if (end.has_later && !IsOf(end.later, code)) {
-    return StrCat("comes before ", end.later.ToString());
+  if (drawn.kind == Kind::kLeaves && rank == drawn.rank) return wrong;
+  if (end.first.status.ok()) {
+    const bool has_fired = end.has_fired || faulty.has_fired;
+    if (has_fired && !MayPass(drawn)) {
+      add(end.first, " has no error");
+    } else if (end.values != Expected(drawn.form, kSteps)) {
+      add(end.first, " has other values");
+    }
+    return wrong;
   }
-  return "";
+  double seconds = drawn.lasts() ? drawn.timeout() + kSlack : kAtOnce;
+  // The others learn of its end by its communicator's.
+  if (drawn.kind == Kind::kLeaves) seconds += faulty.end_seconds;
+  add(end.first, JudgeCall(drawn, end.first, seconds));
+  for (const Call& call : end.later) {
+    add(call, JudgeCall(drawn, call, kAtOnce));
+  }
+  return wrong + JudgeLater(end);
+}
+
+// Returns the violations that are not of a fault; forgets all of them. NCCL
+// launches a collective that was swapped after the events that the host takes
+// for later, and other ranks have another one there.
+std::string TakeViolations(const Case& drawn) {
+  std::string text;
+  const bool is_swapped = drawn.kind == Kind::kSwapped;
+  for (const auto& it : fake_nccl::Violations()) {
+    if (is_swapped && it.kind == fake_nccl::ViolationKind::kMismatch) continue;
+    StrAppend(&text, "\nNCCL: ", it.text);
+  }
+  for (const auto& it : fake_cuda::Violations()) {
+    if (is_swapped && it.kind == fake_cuda::ViolationKind::kUnordered) continue;
+    StrAppend(&text, "\ndriver: ", it.text);
+  }
+  fake_nccl::ClearViolations();
+  fake_cuda::ClearViolations();
+  return text;
 }
 
 // By fault and code, the ranks, and the longest time that one took.
 struct Tally {
   int ranks = 0;
-  double seconds = 0;
-  double end_seconds = 0;
+  double seconds = 0, later_seconds = 0, end_seconds = 0;
 };
 std::map<std::string, Tally> tallies;
+std::map<int, int> faults;  // That ranks have seen, by world size.
 
-class NcclRandomFaultsTest : public ::testing::TestWithParam<int> {
+void Count(const Case& drawn, const std::vector<End>& ends) {
+  for (const End& end : ends) {
+    Tally& tally = tallies[StrCat(drawn.name(), " ", drawn.symbol, ": ",
+                                  StatusCodeName(end.first.status.code()))];
+    ++tally.ranks;
+    tally.seconds = std::max(tally.seconds, end.first.seconds);
+    tally.end_seconds = std::max(tally.end_seconds, end.end_seconds);
+    for (const Call& call : end.later) {
+      tally.later_seconds = std::max(tally.later_seconds, call.seconds);
+    }
+  }
+}
+
+class NcclRandomTest : public ::testing::TestWithParam<int> {
  protected:
   static void TearDownTestSuite() {
     for (const auto& [text, tally] : tallies) {
-      std::printf("%-50s %5d ranks, %.2f s, %.2f s to end\n", text.c_str(),
-                  tally.ranks, tally.seconds, tally.end_seconds);
+      std::printf("%-50s %5d ranks, %.2f s, %.2f s later, %.2f s to end\n",
+                  text.c_str(), tally.ranks, tally.seconds, tally.later_seconds,
+                  tally.end_seconds);
     }
+    for (const auto& [world_size, count] : faults) {
+      std::printf("%d faults of %d ranks\n", count, world_size);
+    }
+    tallies.clear();
+    faults.clear();
+  }
+
+  // Trains with a fault, and again without. Returns whether a rank has seen it.
+  static bool Run(const Case& drawn, const std::string& text) {
+    const testing::HangAlarm alarm(text);
+    Expected(drawn.form, kSteps);
+    const std::vector<float>& expected = Expected(drawn.form, 1);
+    fake_cuda::Options gpus;
+    gpus.devices = drawn.form.world_size;
+    ResetWithNccl(gpus, OptionsOf(drawn));
+    const auto ends = RunTraining(drawn.form, &drawn, kSteps, drawn.timeout());
+    Count(drawn, ends);
+    std::string wrong;
+    bool has_error = false;
+    std::set<int> named;
+    for (int r = 0; r < drawn.form.world_size; ++r) {
+      const Status& status = ends[static_cast<size_t>(r)].first.status;
+      if (!status.ok()) has_error = true;
+      if (!status.ok()) named.insert(status.rank());
+      wrong += Judge(drawn, r, ends);
+    }
+    if (drawn.kind == Kind::kFailedCall && named.size() > 1) {
+      wrong += "\nthe ranks name different ranks";
+    }
+    fake_nccl::ClearFaults();
+    wrong += TakeViolations(drawn);
+    for (const End& end : RunTraining(drawn.form, nullptr, 1, kLong)) {
+      if (!end.first.status.ok()) {
+        StrAppend(&wrong, "\nafterwards: ", end.first.status.ToString());
+      } else if (end.values != expected) {
+        StrAppend(&wrong, "\nafterwards: other values");
+      }
+    }
+    EXPECT_EQ(wrong, "");
+    testing::FakeNccl::Check();
+    if (HasFailure()) std::printf("FAILED: %s\n", text.c_str());
+    return has_error;
+  }
+
+  // Draws faults until one has come.
+  static void RunUntilOneComes(int seed, bool is_hybrid) {
+    constexpr int kDraws = 50;
+    // In turn, so that few seeds have all of them.
+    const auto kind = static_cast<Kind>(seed % nccl_random_faults::kFaults);
+    for (int draw = 0; draw < kDraws && !HasFailure(); ++draw) {
+      const Case drawn = Draw(
+          kind, is_hybrid,
+          static_cast<uint64_t>(seed) * kDraws + static_cast<uint64_t>(draw));
+      if (Run(drawn, StrCat("SHARD_TEST_SEED=", seed, " is ", drawn.Text()))) {
+        ++faults[drawn.form.world_size];
+        return;
+      }
+    }
+    ADD_FAILURE() << "no fault of seed " << seed << " has come";
   }
 };
 
+class NcclRandomFaultsTest : public NcclRandomTest {};
+
 TEST_P(NcclRandomFaultsTest, EndsInTimeAndTrainsAgain) {
-  const auto seed = static_cast<uint64_t>(GetParam());
-  const Case drawn = Draw(seed);
-  const std::string text =
-      StrCat("SHARD_TEST_SEED=", seed, " is ", drawn.Text());
-  const testing::HangAlarm alarm(text);
-  Expected(drawn.form, kSteps);
-  const std::vector<float>& expected = Expected(drawn.form, 1);
-  testing::fake_cuda::Options gpus;
-  gpus.devices = drawn.form.world_size;
-  ResetWithNccl(gpus, OptionsOf(drawn));
-  const auto ends = RunTraining(drawn.form, &drawn, kSteps, drawn.timeout());
-  std::string wrong;
-  for (int r = 0; r < drawn.form.world_size; ++r) {
-    const End& end = ends[static_cast<size_t>(r)];
-    Tally& tally = tallies[StrCat(drawn.name(), " ", drawn.symbol, ": ",
-                                  StatusCodeName(end.first.code()))];
-    ++tally.ranks;
-    tally.seconds = std::max(tally.seconds, end.seconds);
-    tally.end_seconds = std::max(tally.end_seconds, end.end_seconds);
-    const std::string judged = Judge(drawn, r, end);
-    if (!judged.empty()) {
-      StrAppend(&wrong, "\nrank ", r, ", ", end.call, ": ",
-                end.first.ToString(), " ", judged);
-    }
-  }
-  testing::fake_nccl::ClearFaults();
-  // NCCL launched one of them after the events that the host takes for later.
-  if (drawn.kind == Kind::kSwapped) {
-    testing::fake_nccl::ClearViolations();
-    testing::fake_cuda::ClearViolations();
-  }
-  for (const End& end : RunTraining(drawn.form, nullptr, 1, kLong)) {
-    if (!end.first.ok()) {
-      StrAppend(&wrong, "\nafterwards: ", end.first.ToString());
-    } else if (end.values != expected) {
-      StrAppend(&wrong, "\nafterwards: other values");
-    }
-  }
-  EXPECT_EQ(wrong, "");
-  testing::FakeNccl::Check();
-  if (HasFailure()) std::printf("FAILED: %s\n", text.c_str());
+  RunUntilOneComes(GetParam(), false);
+}
+
+// Ranks in groups, which have communicators of their own.
+class NcclRandomHybridFaultsTest : public NcclRandomTest {};
+
+TEST_P(NcclRandomHybridFaultsTest, EndsInTimeAndTrainsAgain) {
+  RunUntilOneComes(GetParam(), true);
+}
+
+class NcclSlowCallsTest : public NcclRandomTest {};
+
+TEST_P(NcclSlowCallsTest, AreNoFault) {
+  const int seed = GetParam();
+  const Case drawn =
+      Draw(Kind::kSlowCalls, seed % 4 == 0, static_cast<uint64_t>(seed));
+  EXPECT_FALSE(
+      Run(drawn, StrCat("SHARD_TEST_SEED=", seed, " is ", drawn.Text())));
 }
 
 // ---- Each call -------------------------------------------------------------
@@ -454,15 +388,15 @@ TEST(NcclFailedCallTest, AnyCallMayFail) {
   drawn.result = Result::kSystemError;
   const std::vector<float>& expected = Expected(drawn.form, 1);
   Expected(drawn.form, kSteps);
-  testing::fake_cuda::Options gpus;
+  fake_cuda::Options gpus;
   gpus.devices = drawn.form.world_size;
   std::map<std::string, uint64_t> calls;
   {
     const testing::FakeNccl fake(gpus);
     RunTraining(drawn.form, nullptr, kSteps, kLong);
-    calls = testing::fake_nccl::Count({.rank = drawn.rank}).calls;
+    calls = fake_nccl::Count({.rank = drawn.rank}).calls;
     // Some have no communicator, and are those of any rank.
-    calls.merge(testing::fake_nccl::Count().calls);
+    calls.merge(fake_nccl::Count().calls);
   }
   EXPECT_GE(calls.size(), 10u);
   std::set<std::string> failed;
@@ -479,15 +413,17 @@ TEST(NcclFailedCallTest, AnyCallMayFail) {
       const auto ends =
           RunTraining(drawn.form, &drawn, kSteps, drawn.timeout());
       for (int r = 0; r < drawn.form.world_size; ++r) {
-        EXPECT_EQ(Judge(drawn, r, ends[static_cast<size_t>(r)]), "");
-        if (!ends[static_cast<size_t>(r)].first.ok()) failed.insert(symbol);
+        EXPECT_EQ(Judge(drawn, r, ends), "");
+        if (!ends[static_cast<size_t>(r)].first.status.ok()) {
+          failed.insert(symbol);
+        }
       }
-      testing::fake_nccl::ClearFaults();
+      fake_nccl::ClearFaults();
       for (const End& end : RunTraining(drawn.form, nullptr, 1, kLong)) {
-        EXPECT_OK(end.first);
+        EXPECT_OK(end.first.status);
         EXPECT_TRUE(end.values == expected);
       }
-      EXPECT_EQ(testing::fake_nccl::ViolationText(), "");
+      EXPECT_EQ(fake_nccl::ViolationText(), "");
       // What cannot be ended, or freed, stays.
       if (symbol != "ncclCommAbort" && symbol != "ncclCommDestroy" &&
           symbol != "ncclMemFree") {
@@ -503,16 +439,63 @@ TEST(NcclFailedCallTest, AnyCallMayFail) {
   }
 }
 
-// With SHARD_TEST_SEED, that one alone.
-std::pair<int, int> Seeds() {
+// Every k-th call of NCCL fails on all ranks, until the engines have ended.
+TEST(NcclFailedCallTest, EveryKthCallMayFail) {
+  Case drawn;
+  drawn.kind = Kind::kFailedCall;
+  drawn.form = {.world_size = 3, .stage = 2};
+  drawn.result = Result::kSystemError;
+  Expected(drawn.form, kSteps);
+  const std::vector<float>& expected = Expected(drawn.form, 1);
+  fake_cuda::Options gpus;
+  gpus.devices = drawn.form.world_size;
+  for (const uint64_t every : {1, 2, 3, 7, 40, 150, 300}) {
+    const std::string text = StrCat("every call of ", every, " fails");
+    const testing::HangAlarm alarm(text);
+    SCOPED_TRACE(text);
+    ResetWithNccl(gpus);
+    fake_nccl::FailEveryCall("", every, drawn.result);
+    const auto ends = RunTraining(drawn.form, nullptr, kSteps, kLong);
+    EXPECT_GE(fake_nccl::NumFaults(), 1u);
+    for (int r = 0; r < drawn.form.world_size; ++r) {
+      const Call& first = ends[static_cast<size_t>(r)].first;
+      EXPECT_TRUE(IsOf(first.status, StatusCode::kUnavailable) ||
+                  IsOf(first.status, StatusCode::kBackendUnavailable))
+          << first.status.ToString();
+      EXPECT_NE(first.status.message().find("rank "), std::string::npos);
+      EXPECT_LT(first.seconds, kAtOnce);
+      EXPECT_LT(ends[static_cast<size_t>(r)].end_seconds, kEnd);
+    }
+    fake_nccl::ClearFaults();
+    for (const End& end : RunTraining(drawn.form, nullptr, 1, kLong)) {
+      EXPECT_OK(end.first.status);
+      EXPECT_TRUE(end.values == expected);
+    }
+    EXPECT_EQ(fake_nccl::ViolationText(), "");
+    if (HasFailure()) return;
+  }
+}
+
+// With SHARD_TEST_SEED, that one alone; else those below `most`, or
+// `in_long_form`.
+std::pair<int, int> Seeds(int most, int in_long_form) {
   if (const char* const one = std::getenv("SHARD_TEST_SEED")) {
     return {std::atoi(one), std::atoi(one) + 1};
   }
-  return {0, std::getenv("SHARD_TEST_LONG") != nullptr ? 1000 : 20};
+  return {0, std::getenv("SHARD_TEST_LONG") != nullptr ? in_long_form : most};
 }
+const auto kFaultSeeds = Seeds(18, 1000);
+const auto kHybridSeeds = Seeds(4, 200);
+const auto kSlowSeeds = Seeds(2, 100);
 
 INSTANTIATE_TEST_SUITE_P(Seeds, NcclRandomFaultsTest,
-                         ::testing::Range(Seeds().first, Seeds().second));
+                         ::testing::Range(kFaultSeeds.first,
+                                          kFaultSeeds.second));
+INSTANTIATE_TEST_SUITE_P(Seeds, NcclRandomHybridFaultsTest,
+                         ::testing::Range(kHybridSeeds.first,
+                                          kHybridSeeds.second));
+INSTANTIATE_TEST_SUITE_P(Seeds, NcclSlowCallsTest,
+                         ::testing::Range(kSlowSeeds.first, kSlowSeeds.second));
 
 }  // namespace
 }  // namespace shard::nccl_random_faults_test

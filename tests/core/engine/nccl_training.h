@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/deadline.h"
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/device/cuda/cuda_device.h"
@@ -141,6 +142,16 @@ class RankTraining {
       return engine_->Step(
           step % 2 == 0 ? cuda_training::Clipped() : StepOptions(),
           form_.reports ? &report : nullptr);
+    });
+  }
+  // Updates with the gradients that are there.
+  Status Update() {
+    return Timed("step", [&] { return engine_->Step(StepOptions(), nullptr); });
+  }
+  // Waits for all ranks.
+  Status Meet(std::string_view what) {
+    return Timed("meet", [&] {
+      return comm_->Barrier(what, Deadline::After(3 * options_.timeout));
     });
   }
   // Returns all parameters. Every rank must do so.

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The calls of NCCL that a step makes for each buffer of the plan: exactly one
+// reduction, and one all-gather for each time that parameters are not there.
+// Units have different sizes, so each call tells its buffer. The calls are in
+// place, in the engine's memory.
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/engine/engine.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/engine/nccl_training.h"
+#include "tests/core/engine/thread_ranks.h"
+#include "tests/fake_nccl/fake_nccl_fixture.h"
+
+namespace shard {
+
+namespace nccl_training {
+std::ostream& operator<<(std::ostream& out, const Form& form) {
+  return out << form.Text();
+}
+}  // namespace nccl_training
+
+namespace nccl_calls_test {
+namespace {
+
+using nccl_training::Form;
+using nccl_training::kUnits;
+using nccl_training::MakePlan;
+using nccl_training::RankTraining;
+using testing::FakeNccl;
+using testing::fake_nccl::CallRecord;
+
+// The number of calls, by symbol, ranks of the communicator, and bytes of a
+// block.
+using Calls = std::map<std::tuple<std::string, int, size_t>, int>;
+
+std::string TextOf(const Calls& calls) {
+  std::string text;
+  for (const auto& [call, count] : calls) {
+    const auto& [symbol, size, bytes] = call;
+    StrAppend(&text, count, " ", symbol, " of ", bytes, " bytes over ", size,
+              " ranks\n");
+  }
+  return text;
+}
+
+size_t BytesOf(const CallRecord& call) {
+  const bool is_f32 = call.type == testing::fake_nccl::DataType::kFloat32;
+  return call.count * (is_f32 ? sizeof(float) : 1);
+}
+
+// Returns a rank's calls on communicators so far.
+std::vector<CallRecord> CallsOf(int rank) {
+  std::vector<CallRecord> calls;
+  for (const CallRecord& call : testing::fake_nccl::Log()) {
+    if (call.rank == rank) calls.push_back(call);
+  }
+  return calls;
+}
+
+// Returns the calls that one step is to make.
+Calls ExpectedCalls(const Plan& plan, const Form& form) {
+  Calls calls;
+  const bool is_hybrid = form.shard_group_size > 0;
+  for (size_t b = 0; b < plan.buffers().size(); ++b) {
+    const size_t bytes =
+        static_cast<size_t>(plan.buffers()[b].layout.shard_numel()) *
+        sizeof(float);
+    if (!is_hybrid) {
+      if (form.deterministic) {
+        // An all-to-all: a block for each peer.
+        calls[{"ncclSend", form.world_size, bytes}] += form.world_size - 1;
+        calls[{"ncclRecv", form.world_size, bytes}] += form.world_size - 1;
+      } else {
+        ++calls[{"ncclReduceScatter", form.world_size, bytes}];
+      }
+    }
+    ++calls[{"ncclAllGather", form.world_size, bytes}];
+  }
+  return calls;
+}
+
+// Whether a call reads and writes where its blocks are.
+bool IsInPlace(const CallRecord& call) {
+  const auto* const send = static_cast<const std::byte*>(call.send);
+  const auto* const recv = static_cast<const std::byte*>(call.recv);
+  const size_t offset = BytesOf(call) * static_cast<size_t>(call.index);
+  if (call.symbol == "ncclAllGather") return send == recv + offset;
+  if (call.symbol == "ncclReduceScatter") return recv == send + offset;
+  return true;
+}
+
+class NcclCallsTest : public ::testing::TestWithParam<Form> {};
+
+TEST_P(NcclCallsTest, AreOneReductionAndOneGatherForEachBuffer) {
+  const Form& form = GetParam();
+  testing::fake_cuda::Options gpus;
+  gpus.devices = form.world_size;
+  const FakeNccl fake(gpus);
+  const auto plan = MakePlan(form);
+  ASSERT_EQ(plan->buffers().size(), static_cast<size_t>(kUnits));
+  RunThreadRanks(
+      form.world_size,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        RankTraining rank(form, plan, comm, 30);
+        ASSERT_OK(rank.Create());
+        ASSERT_OK(rank.Fill());
+        ASSERT_OK(rank.Synchronize());
+        // Steps with even numbers clip, and gather norms.
+        for (const int step : {1, 3, 5}) {
+          const size_t before = CallsOf(comm->rank()).size();
+          ASSERT_OK(rank.Step(step));
+          ASSERT_OK(rank.Synchronize());
+          const auto log = CallsOf(comm->rank());
+          Calls calls;
+          for (size_t i = before; i < log.size(); ++i) {
+            ++calls[{log[i].symbol, log[i].size, BytesOf(log[i])}];
+            EXPECT_TRUE(IsInPlace(log[i])) << log[i].symbol;
+          }
+          EXPECT_EQ(TextOf(calls), TextOf(ExpectedCalls(*plan, form)))
+              << "rank " << comm->rank() << ", step " << step;
+        }
+        ASSERT_OK(comm->Barrier("trained", Deadline::After(30)));
+      },
+      30, "direct=0");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Forms, NcclCallsTest,
+    ::testing::Values(Form{.stage = 1}, Form{.stage = 2}, Form{.stage = 3},
+                      Form{.world_size = 4, .stage = 3, .shard_group_size = 2},
+                      Form{.stage = 1, .deterministic = true},
+                      Form{.stage = 2, .deterministic = true},
+                      Form{.stage = 3, .deterministic = true},
+                      Form{.world_size = 4,
+                           .stage = 3,
+                           .shard_group_size = 2,
+                           .deterministic = true}),
+    [](const auto& info) {
+      const Form& form = info.param;
+      return StrCat("stage", form.stage,
+                    form.shard_group_size > 0 ? "_groups" : "",
+                    form.deterministic ? "_deterministic" : "");
+    });
+
+}  // namespace
+}  // namespace nccl_calls_test
+}  // namespace shard
