@@ -33,25 +33,32 @@ Status FindReason(const NcclLibrary& library,
 
 // Finds the address of each rank's memory in a window. kNotFound where this
 // rank does not reach it.
-Status FindAddresses(const RankComms& comms, NcclWindow window, std::byte* own,
+Status FindAddresses(RankComms* comms, NcclWindow window, std::byte* own,
+                     const RankComms::Check& check,
                      std::vector<std::byte*>* addresses) {
   if (window == nullptr) {
     return NotFound(
         "NCCL makes no windows of this memory; unset NCCL_WIN_ENABLE and "
         "NCCL_CUMEM_ENABLE");
   }
-  for (int rank = 0; rank < comms.world_size(); ++rank) {
+  for (int rank = 0; rank < comms->world_size(); ++rank) {
     // NCCL may tell another address of the same memory.
-    if (rank == comms.rank()) {
+    if (rank == comms->rank()) {
       addresses->push_back(own);
       continue;
     }
     void* address = nullptr;
-    const NcclResult result =
-        comms.library().api.GetPeerDevicePointer(window, 0, rank, &address);
-    const Status status =
-        comms.library().ToStatus(result, "ncclGetPeerDevicePointer", nullptr);
-    if (!status.ok()) return NotFound(status.message());
+    NcclResult result = NcclResult::kSuccess;
+    // NCCL finds the communicator of all ranks, the first one, by the window.
+    const Status status = comms->CallOn(
+        0, "ncclGetPeerDevicePointer",
+        [&](NcclComm) {
+          return result = comms->library().api.GetPeerDevicePointer(
+                     window, 0, rank, &address);
+        },
+        check);
+    if (result != NcclResult::kSuccess) return NotFound(status.message());
+    SHARD_RETURN_IF_ERROR(status);
     if (address == nullptr) {
       return NotFound("its GPU does not reach the memory of rank ", rank);
     }
@@ -114,7 +121,7 @@ StatusOr<PeerMemory> FindPeerMemory(Communicator* control,
   SHARD_RETURN_IF_ERROR(CompareSizes(control, memory, deadline));
   std::vector<std::byte*> own;
   for (const DeviceMemory* const it : memory) own.push_back(it->data());
-  const auto opened = comms->OpenWindows(own, [&]() -> Status {
+  const auto check = [&]() -> Status {
     // No notice has this number: only a rank that is gone ends the wait for it.
     constexpr uint64_t kLast = std::numeric_limits<uint64_t>::max();
     constexpr double kLong = 3600;
@@ -124,7 +131,8 @@ StatusOr<PeerMemory> FindPeerMemory(Communicator* control,
                             deadline.seconds(),
                             " s; give a longer timeout, or run with "
                             "NCCL_DEBUG=INFO");
-  });
+  };
+  const auto opened = comms->OpenWindows(own, check);
   if (!opened.ok()) {
     // The first error is that of all ranks.
     watchdog->Report(opened.status());
@@ -133,7 +141,7 @@ StatusOr<PeerMemory> FindPeerMemory(Communicator* control,
   }
   const auto find = [&]() -> Status {
     for (size_t i = 0; i < own.size(); ++i) {
-      SHARD_RETURN_IF_ERROR(FindAddresses(*comms, (*opened)[i], own[i],
+      SHARD_RETURN_IF_ERROR(FindAddresses(comms, (*opened)[i], own[i], check,
                                           &peers.addresses.emplace_back()));
     }
     return Status();

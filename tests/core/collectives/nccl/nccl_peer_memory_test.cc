@@ -9,12 +9,14 @@
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
 #include "core/collectives/collectives.h"
 #include "core/comm/communicator.h"
+#include "tests/core/base/comes_true.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/collectives/nccl/nccl_rank.h"
@@ -133,6 +135,30 @@ INSTANTIATE_TEST_SUITE_P(
                },
                {"rank ", ": ncclGetPeerDevicePointer: internal error"}}),
     [](const auto& info) { return std::string(info.param.name); });
+
+// NCCL promises nothing for two threads in one communicator: the call has the
+// communicator's lock, which a later call waits for.
+TEST(NcclPeerMemoryTest, AddressesAreFoundByOneCallAtATime) {
+  const FakeNccl fake(OneGpuEach(kRanks), {.version = kTellsPeers});
+  RunGroup(Backend::kThreads, kRanks, [&](Communicator* comm) {
+    NcclRank rank(comm, {RankSet::All(kRanks)}, {.timeout = 1});
+    const Memories memory(&rank);
+    std::thread other;
+    if (comm->rank() == 1) {
+      fake_nccl::HangCalls("ncclGetPeerDevicePointer", {.rank = 1});
+      other = std::thread([&] {
+        EXPECT_TRUE(ComesTrue([] { return fake_nccl::NumHanging() == 1; }));
+        ExpectError(rank.collectives->Allocate(rank.device.get(), 100, "later"),
+                    StatusCode::kDeadlineExceeded,
+                    {"ncclGetPeerDevicePointer on rank 1 has not returned"});
+        fake_nccl::ReleaseCalls();
+      });
+    }
+    EXPECT_OK(memory.Find(&rank));
+    if (other.joinable()) other.join();
+    ASSERT_OK(comm->Barrier("all have found", Soon()));
+  });
+}
 
 TEST(NcclPeerMemoryTest, RanksHaveTheSameMemory) {
   const FakeNccl fake(OneGpuEach(kRanks), {.version = kTellsPeers});
