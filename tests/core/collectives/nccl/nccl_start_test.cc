@@ -10,7 +10,10 @@
 #include <chrono>
 #include <climits>
 #include <cstdint>
+#include <functional>
+#include <future>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -32,6 +35,24 @@ constexpr double kTimeout = 1;
 // Seconds beyond a timeout.
 constexpr double kSlack = kSanitized ? 5 : 1;
 
+// Opens collectives by NCCL. `may_be_late`: this rank does not return in time.
+Status Open(Communicator* comm, double timeout, bool may_be_late = false) {
+  SHARD_ASSIGN_OR_RETURN(const auto device,
+                         cuda::OpenDevice(StrCat(comm->rank())));
+  const auto begin = std::chrono::steady_clock::now();
+  const Status opened =
+      OpenCollectives(comm, device.get(), EverySet(*comm),
+                      {.transport = Transport::kNccl,
+                       .reduce = {size_t{1} << 16, size_t{1} << 15},
+                       .timeout = timeout},
+                      Deadline::After(timeout))
+          .status();
+  const std::chrono::duration<double> took =
+      std::chrono::steady_clock::now() - begin;
+  EXPECT_TRUE(may_be_late || took.count() < timeout + kSlack) << took.count();
+  return opened;
+}
+
 // Opens collectives by NCCL on all ranks at once, and returns their errors by
 // rank. Rank `late` comes when all others have returned.
 std::vector<Status> OpenAll(double timeout = 20, int late = -1) {
@@ -40,22 +61,10 @@ std::vector<Status> OpenAll(double timeout = 20, int late = -1) {
   RunGroup(
       Backend::kThreads, kRanks,
       [&](Communicator* comm) {
-        const auto device = cuda::OpenDevice(StrCat(comm->rank()));
-        ASSERT_OK(device);
         while (comm->rank() == late && returned < kRanks - 1) {
           std::this_thread::yield();
         }
-        const auto begin = std::chrono::steady_clock::now();
-        opened[static_cast<size_t>(comm->rank())] =
-            OpenCollectives(comm, device->get(), EverySet(*comm),
-                            {.transport = Transport::kNccl,
-                             .reduce = {size_t{1} << 16, size_t{1} << 15},
-                             .timeout = timeout},
-                            Deadline::After(timeout))
-                .status();
-        const std::chrono::duration<double> took =
-            std::chrono::steady_clock::now() - begin;
-        EXPECT_LT(took.count(), timeout + kSlack);
+        opened[static_cast<size_t>(comm->rank())] = Open(comm, timeout);
         ++returned;
       },
       /*shutdown=*/false);
@@ -83,6 +92,57 @@ TEST(NcclStartTest, AUniqueIdThatDoesNotComeEndsAtTheDeadline) {
     EXPECT_TRUE(Contains(status.ToString(), "DEADLINE_EXCEEDED"));
     EXPECT_TRUE(Contains(status.message(), "rank [0]"));
   }
+}
+
+// Expects the others to name rank 0 at the deadline, which they do not wait
+// longer for. `stall`: called before each of rank 0's calls on the
+// communicator, `end` once the others have returned.
+void ExpectRank0IsNamed(const std::function<void(std::string_view what)>& stall,
+                        const std::function<void()>& end) {
+  std::atomic<int> returned = 0;
+  std::vector<std::thread> ranks;
+  const std::string url = StrCat("threads:", kRanks, "?name=", UniqueName());
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([&, rank] {
+      CommOptions options = {.rank = rank, .world_size = kRanks};
+      if (rank == 0) options.phase_hook = stall;
+      const auto comm = OpenCommunicator(url, options);
+      ASSERT_OK(comm);
+      const Status status = Open(comm->get(), kTimeout, rank == 0);
+      EXPECT_TRUE(Contains(status.ToString(), "DEADLINE_EXCEEDED"));
+      if (rank == 0) return;
+      EXPECT_EQ(status.rank(), 0);
+      EXPECT_TRUE(Contains(status.message(), "rank [0]"));
+      if (++returned == kRanks - 1) end();
+    });
+  }
+  for (std::thread& it : ranks) it.join();
+}
+
+// Rank 0 has agreed with the others on NCCL, and has an id that they wait for.
+TEST(NcclStartTest, AUniqueIdThatIsNotSentEndsAtTheDeadline) {
+  const FakeNccl fake(OneGpuEach(kRanks));
+  std::promise<void> ended;
+  int calls = 0;
+  ExpectRank0IsNamed(
+      [&](std::string_view what) {
+        // The ranks have agreed on the first one.
+        if (what != "open NCCL's communicators" || ++calls != 2) return;
+        EXPECT_EQ(fake_nccl::Count().Calls("ncclGetUniqueId"), 1u);
+        ended.get_future().wait();
+      },
+      [&] { ended.set_value(); });
+  EXPECT_EQ(calls, 2);
+}
+
+TEST(NcclStartTest, AUniqueIdThatNcclDoesNotMakeEndsAtTheDeadline) {
+  const FakeNccl fake(OneGpuEach(kRanks));
+  fake_nccl::HangCalls("ncclGetUniqueId");
+  ExpectRank0IsNamed([](std::string_view) {},
+                     [] {
+                       EXPECT_EQ(fake_nccl::NumHanging(), 1u);
+                       fake_nccl::ReleaseCalls();
+                     });
 }
 
 // One result of one call on one rank is the error of all, which names the rank.
