@@ -5,8 +5,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
@@ -18,18 +21,22 @@
 namespace shard::testing::nccl_check_test {
 namespace {
 
-// Runs the check on ranks with a GPU each, and returns rank 0's result.
-Status Check(int ranks, double seconds = 20, bool shutdown = true) {
-  Status first;
+// Runs the check on ranks with a GPU each, and returns their results.
+std::vector<Status> CheckAll(int ranks, double seconds = 20,
+                             bool shutdown = true) {
+  std::vector<Status> all(static_cast<size_t>(ranks));
   RunGroup(
       Backend::kThreads, ranks,
       [&](Communicator* comm) {
-        const Status status = cuda::CheckCollectives(StrCat(comm->rank()), comm,
-                                                     Deadline::After(seconds));
-        if (comm->rank() == 0) first = status;
+        all[static_cast<size_t>(comm->rank())] = cuda::CheckCollectives(
+            StrCat(comm->rank()), comm, Deadline::After(seconds));
       },
       shutdown);
-  return first;
+  return all;
+}
+// The same for rank 0's result.
+Status Check(int ranks, double seconds = 20, bool shutdown = true) {
+  return CheckAll(ranks, seconds, shutdown)[0];
 }
 
 TEST(NcclCheckTest, MakesEachCall) {
@@ -58,8 +65,14 @@ TEST(NcclCheckTest, AFailedCallIsNamedOnAllRanks) {
       const FakeNccl fake(OneGpuEach(ranks));
       fake_nccl::FailCall(symbol, 1, fake_nccl::Result::kSystemError,
                           {.rank = ranks - 1});
-      ExpectError(Check(ranks, 20, /*shutdown=*/false),
-                  StatusCode::kUnavailable, {symbol});
+      for (const Status& status : CheckAll(ranks, 20, /*shutdown=*/false)) {
+        ExpectError(status, StatusCode::kUnavailable,
+                    {symbol, StrCat("rank ", status.rank())});
+        // The start has no communicator yet, and so is any rank's.
+        const bool is_start =
+            std::string_view(symbol).find("Init") != std::string_view::npos;
+        EXPECT_TRUE(is_start || status.rank() == ranks - 1) << status.rank();
+      }
     }
   }
 }
