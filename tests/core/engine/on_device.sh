@@ -15,6 +15,18 @@ if [ "$SHARD_TEST_DEVICE" = fake_cuda ] || [ "$SHARD_TEST_DEVICE" = offloaded ];
   SHARD_FAKE_CUDA_STRICT=1
   export LD_LIBRARY_PATH SHARD_FAKE_CUDA_STRICT
 fi
+# Those of the tests that run on it, where it is not for all.
+only='*'
+if [ "$SHARD_TEST_DEVICE" = fake_nccl_ring ]; then
+  # Sums have the order of a ring, so plans that are deterministic must not use
+  # NCCL's.
+  only='*StagesTest.*'
+  SHARD_TEST_DEVICE=fake_nccl
+elif [ "$SHARD_TEST_DEVICE" = fake_nccl ]; then
+  # Sums of NCCL have the bits that the tests expect of sums in the order of ranks;
+  # nccl_sums_test is about another order.
+  export SHARD_FAKE_NCCL_RANK_ORDER=1
+fi
 if [ "$SHARD_TEST_DEVICE" = fake_nccl ]; then
   LD_LIBRARY_PATH="$PWD/tests/fake_nccl:$PWD/tests/fake_cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
   # So it does if the fake of NCCL has seen a call that NCCL forbids, or something
@@ -22,11 +34,8 @@ if [ "$SHARD_TEST_DEVICE" = fake_nccl ]; then
   SHARD_FAKE_CUDA_STRICT=1
   SHARD_FAKE_NCCL_STRICT=1
   SHARD_FAKE_CUDA_DEVICES=64
-  # Sums of NCCL have the bits that the tests expect of sums in the order of ranks;
-  # nccl_sums_test is about another order.
-  SHARD_FAKE_NCCL_RANK_ORDER=1
   export LD_LIBRARY_PATH SHARD_FAKE_CUDA_STRICT SHARD_FAKE_CUDA_DEVICES \
-    SHARD_FAKE_NCCL_STRICT SHARD_FAKE_NCCL_RANK_ORDER
+    SHARD_FAKE_NCCL_STRICT
 fi
 # The test filter of Bazel, which --gtest_filter would override, comes before the
 # tests that are left out.
@@ -43,7 +52,7 @@ case "${1-}" in
         ;;
       --only_long=) shift ;;
     esac
-    set -- "--gtest_filter=${TESTBRIDGE_TEST_ONLY:-*}$left_out" "$@"
+    set -- "--gtest_filter=${TESTBRIDGE_TEST_ONLY:-$only}$left_out" "$@"
     ;;
 esac
 exec "$program" "$@"
