@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The calls of NCCL that a step makes for each buffer of the plan: exactly one
-// reduction, and one all-gather for each time that parameters are not there.
-// Units have different sizes, so each call tells its buffer. The calls are in
-// place, in the engine's memory.
+// The calls of NCCL that a step with a forward pass makes for each buffer of
+// the plan, and no others: one reduction on each level of ranks, and one
+// all-gather; in stage 3 one for each pass whose parameters are not there.
+// Units have different sizes, so each call tells its buffer. What has its place
+// in the engine's buffers is reduced and gathered in place.
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -72,33 +74,62 @@ std::vector<CallRecord> CallsOf(int rank) {
 // Returns the calls that one step is to make.
 Calls ExpectedCalls(const Plan& plan, const Form& form) {
   Calls calls;
-  const bool is_hybrid = form.shard_group_size > 0;
+  const int ranks = form.world_size;
+  const int group = form.shard_group_size;
   for (size_t b = 0; b < plan.buffers().size(); ++b) {
-    const size_t bytes =
+    // A rank's range, and the group's block of it and of its replicas.
+    const size_t own =
         static_cast<size_t>(plan.buffers()[b].layout.shard_numel()) *
         sizeof(float);
-    if (!is_hybrid) {
-      if (form.deterministic) {
-        // An all-to-all: a block for each peer.
-        calls[{"ncclSend", form.world_size, bytes}] += form.world_size - 1;
-        calls[{"ncclRecv", form.world_size, bytes}] += form.world_size - 1;
-      } else {
-        ++calls[{"ncclReduceScatter", form.world_size, bytes}];
-      }
+    const size_t block = own * static_cast<size_t>(ranks / std::max(group, 1));
+    if (form.deterministic) {
+      // An all-to-all of all ranks on one level: a block for each peer.
+      calls[{"ncclSend", ranks, own}] += ranks - 1;
+      calls[{"ncclRecv", ranks, own}] += ranks - 1;
+    } else if (group > 0) {
+      // In the group, and then among replicas.
+      ++calls[{"ncclReduceScatter", group, block}];
+      ++calls[{"ncclReduceScatter", ranks / group, own}];
+    } else {
+      ++calls[{"ncclReduceScatter", ranks, own}];
     }
-    ++calls[{"ncclAllGather", form.world_size, bytes}];
+    // The backward pass finds the parameters of the last unit, and those of the
+    // root, which stay.
+    const bool stays =
+        form.keep_after_forward || b == 0 || b + 1 == plan.buffers().size();
+    const int passes = form.stage == 3 && !stays ? 2 : 1;
+    if (group > 0) {
+      // To the replicas, and for the passes from the group.
+      ++calls[{"ncclAllGather", ranks / group, own}];
+      calls[{"ncclAllGather", group, block}] += passes;
+    } else {
+      calls[{"ncclAllGather", ranks, own}] += passes;
+    }
   }
   return calls;
 }
 
-// Whether a call reads and writes where its blocks are.
+// Whether a call has its place in buffers of the engine: sharded gradients are
+// reduced, and sharded parameters gathered, between a slot of the unit and the
+// rank's shard.
+bool HasPlace(const CallRecord& call, const Plan& plan, const Form& form) {
+  if (call.symbol == "ncclReduceScatter") return form.stage == 1;
+  if (call.symbol != "ncclAllGather") return false;
+  if (form.stage < 3) return true;
+  const auto& buffers = plan.buffers();
+  return form.shard_group_size > 0 &&
+         std::any_of(buffers.begin(), buffers.end(), [&](const auto& it) {
+           return BytesOf(call) ==
+                  static_cast<size_t>(it.layout.shard_numel()) * sizeof(float);
+         });
+}
+
 bool IsInPlace(const CallRecord& call) {
   const auto* const send = static_cast<const std::byte*>(call.send);
   const auto* const recv = static_cast<const std::byte*>(call.recv);
   const size_t offset = BytesOf(call) * static_cast<size_t>(call.index);
-  if (call.symbol == "ncclAllGather") return send == recv + offset;
-  if (call.symbol == "ncclReduceScatter") return recv == send + offset;
-  return true;
+  return call.symbol == "ncclAllGather" ? send == recv + offset
+                                        : recv == send + offset;
 }
 
 class NcclCallsTest : public ::testing::TestWithParam<Form> {};
@@ -124,10 +155,15 @@ TEST_P(NcclCallsTest, AreOneReductionAndOneGatherForEachBuffer) {
           ASSERT_OK(rank.Synchronize());
           const auto log = CallsOf(comm->rank());
           Calls calls;
+          size_t in_place = 0;
           for (size_t i = before; i < log.size(); ++i) {
             ++calls[{log[i].symbol, log[i].size, BytesOf(log[i])}];
+            if (!HasPlace(log[i], *plan, form)) continue;
+            ++in_place;
             EXPECT_TRUE(IsInPlace(log[i])) << log[i].symbol;
           }
+          const bool has_place = form.stage < 3 || form.shard_group_size > 0;
+          EXPECT_EQ(in_place > 0, has_place);
           EXPECT_EQ(TextOf(calls), TextOf(ExpectedCalls(*plan, form)))
               << "rank " << comm->rank() << ", step " << step;
         }
@@ -139,6 +175,7 @@ TEST_P(NcclCallsTest, AreOneReductionAndOneGatherForEachBuffer) {
 INSTANTIATE_TEST_SUITE_P(
     Forms, NcclCallsTest,
     ::testing::Values(Form{.stage = 1}, Form{.stage = 2}, Form{.stage = 3},
+                      Form{.stage = 3, .keep_after_forward = true},
                       Form{.world_size = 4, .stage = 3, .shard_group_size = 2},
                       Form{.stage = 1, .deterministic = true},
                       Form{.stage = 2, .deterministic = true},
@@ -151,6 +188,7 @@ INSTANTIATE_TEST_SUITE_P(
       const Form& form = info.param;
       return StrCat("stage", form.stage,
                     form.shard_group_size > 0 ? "_groups" : "",
+                    form.keep_after_forward ? "_keeps" : "",
                     form.deterministic ? "_deterministic" : "");
     });
 

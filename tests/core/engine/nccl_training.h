@@ -41,6 +41,7 @@ struct Form {
   bool deterministic = false;
   DType dtype = DType::kF32;  // Of parameters, and of gradients unless f32.
   bool f32_grads = false;
+  bool keep_after_forward = false;
 
   std::string Text() const {
     return StrCat(
@@ -72,6 +73,7 @@ inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
   training.plan.shard_group_size = form.shard_group_size;
   training.plan.deterministic = form.deterministic;
   training.plan.f32_grads = form.f32_grads;
+  training.plan.keep_after_forward = form.keep_after_forward;
   const auto plan = PlanOf(training);
   EXPECT_OK(plan);
   EXPECT_TRUE(form.stage == 0 || ShardsAsItsStage(**plan));
