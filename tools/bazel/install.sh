@@ -19,7 +19,7 @@ put() {
   local mode="$1" from="$2" to="$3"
   install -D -T -m "$mode" "$from" "$to.new"
   case "$from" in
-    *.so | *.so.* | */shardctl) strip --strip-unneeded "$to.new" ;;
+    *.so | *.so.* | */shardctl | */shard-network) strip --strip-unneeded "$to.new" ;;
   esac
   take_name "$to"
 }
@@ -39,6 +39,7 @@ ln -sfT libshard.so.0 "$prefix/lib/libshard.so.new"
 take_name "$prefix/lib/libshard.so"
 put 644 "$built/api/libshard_cuda.so" "$prefix/lib/libshard_cuda.so"
 put 755 "$built/sdk/cli/shardctl" "$prefix/bin/shardctl"
+put 755 "$built/sdk/network/shard-network" "$prefix/libexec/libshard/shard-network"
 
 version="$(sed -nE 's/^#define SHARD_VERSION_(MAJOR|MINOR|PATCH) +//p' \
   api/include/shard/base.h | paste -sd.)"
