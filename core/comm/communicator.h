@@ -82,9 +82,9 @@ class Communicator {
   virtual int world_size() const = 0;
 
   // Return this rank's number among the ranks of its host, and the number of
-  // ranks there. The ranks of every backend so far are on one host.
-  int local_rank() const { return rank(); }
-  int local_world_size() const { return world_size(); }
+  // ranks there.
+  virtual int local_rank() const { return rank(); }
+  virtual int local_world_size() const { return world_size(); }
 
   // Returns whether peers' SymmetricBuffer regions are directly addressable. If
   // not, Allocate fails, and tensors are moved by an Exchange.

@@ -130,8 +130,20 @@ std::string Format(const Fingerprint& call) {
     default:
       break;
   }
-  if (call.direct == 0) out += " with direct=0";
+  if (call.direct == 0) out += " without shared memory";
   return out;
+}
+
+bool CarriesShipments(const Fingerprint& call) {
+  switch (static_cast<Operation>(call.operation)) {
+    case Operation::kReduceScatter:
+    case Operation::kBroadcast:
+      return true;
+    case Operation::kAllGatherBlocks:
+      return call.bytes > kPayloadBytes;
+    default:
+      return false;
+  }
 }
 
 void StoreCall(const Fingerprint& from, Cell* to) {

@@ -41,6 +41,9 @@ std::string WhyWrong(const Fingerprint& call, int rank, int world_size);
 // Returns the call as text: "all-gather 'sizes' of 16 bytes".
 std::string Format(const Fingerprint& call);
 
+// Returns whether the payload of the call's rounds is a list of Shipments.
+bool CarriesShipments(const Fingerprint& call);
+
 // Store and load a call. A rank that gives up reads the last call of a peer
 // that may enter the next round meanwhile. The text may then be torn, but the
 // round was decided and the text is not used; relaxed words make that race a

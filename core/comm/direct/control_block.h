@@ -20,6 +20,12 @@
 // The block is zero at birth, lives in heap memory (threads) or in a memfd
 // (processes), and holds no pointers. Atomics are lock-free, hence valid
 // between processes.
+//
+// Ranks on several hosts have a block on each of them, which mirrors keep alike
+// (core/comm/network/helper/mirror.h): what a rank writes is written into the
+// other blocks in the same order. Each block then has a `state` of its own, and
+// a round that one host decides is decided alike by the others, but for one
+// that fails where another host has completed it: there the next round fails.
 
 #ifndef SHARD_CORE_COMM_DIRECT_CONTROL_BLOCK_H_
 #define SHARD_CORE_COMM_DIRECT_CONTROL_BLOCK_H_
@@ -33,8 +39,8 @@
 
 namespace shard::direct {
 
-// The most ranks of a group. One host has no more; the failer field and the
-// file descriptors (a pidfd per peer) would allow some more.
+// The most ranks of a group, on one host or several. The failer field and the
+// file descriptors (on one host a pidfd per peer) would allow some more.
 inline constexpr int kMaxRanks = 512;
 
 // Bytes of control data in a round. Larger gathers take several rounds.
@@ -87,6 +93,10 @@ struct Fingerprint {
 // The head of a cell; the payload follows it.
 struct alignas(64) Cell {
   Fingerprint call;
+  uint64_t payload_bytes;  // In use.
+  // The number of this round among those that the rank has entered in all
+  // blocks of the family, from 1; 0 without a mirror.
+  uint64_t order;
 
   std::byte* payload() { return reinterpret_cast<std::byte*>(this + 1); }
 };
@@ -105,6 +115,9 @@ struct CellRing {
 
 // The cells of ranks that wait for each other in every round.
 inline constexpr CellRing kRoundCells = {2, kPayloadBytes};
+// The cells of an exchange, whose ranks are up to two rounds ahead of the round
+// that they read (direct_exchange.h).
+inline constexpr CellRing kExchangeCells = {4, kPayloadBytes};
 
 struct FailureRecord {
   int32_t code;  // StatusCode
@@ -119,6 +132,9 @@ enum Presence : uint32_t {
   kPresent = 0,
   kLeft = 1,      // Left without Shutdown: lost for the others.
   kShutDown = 2,  // Left after a Shutdown that completed.
+  // Said of a rank by the mirror (below); what a rank said itself stays.
+  kDied = 3,         // Died or was killed.
+  kUnreachable = 4,  // Its host cannot be reached.
 };
 
 struct alignas(kLine) RankSlot {
@@ -130,6 +146,9 @@ struct alignas(kLine) RankSlot {
   // The round for which the rank waits, once it has waited for some time. The
   // wait goes on until that round is complete. Never less than before.
   std::atomic<uint64_t> awaited;
+  // The rounds of this rank, from the first, of which the mirror has read the
+  // cells. Unused without a mirror.
+  std::atomic<uint64_t> mirrored;
 };
 
 struct alignas(kLine) ControlBlock {
@@ -140,6 +159,11 @@ struct alignas(kLine) ControlBlock {
   // The number of waiting ranks. Only saves wake-ups: a count left behind by a
   // killed rank does no harm.
   std::atomic<uint32_t> waiters;
+  // In the first block of a family, for its mirror: whether it must be woken
+  // (bell.h), and a count that is odd while it writes the waits of other hosts'
+  // ranks, which are to be read together.
+  alignas(kLine) std::atomic<uint32_t> mirror_sleeps;
+  std::atomic<uint64_t> mirror_writes;
 
   // Wakes the waiting ranks, after a change.
   void Announce();

@@ -255,6 +255,10 @@ Status FindDeadlock(const std::vector<BlockView>& blocks,
       blocks.begin(), blocks.end(),
       [start](const BlockView& view) { return view.block == start; });
   if (at == blocks.end() || blocks.size() < 2) return Status();
+  // Words of ranks on other hosts change together (mirror.h).
+  const std::atomic<uint64_t>& writes = blocks[0].block->mirror_writes;
+  const uint64_t written = Load(writes);
+  if (written % 2 != 0) return Status();
   const FamilyWords family = Read(blocks);
   for (const GroupWords& group : family) {
     if (group.failed()) return Status();
@@ -271,7 +275,10 @@ Status FindDeadlock(const std::vector<BlockView>& blocks,
   const std::vector<size_t> cycle = FindCycle(family, waits);
   if (cycle.empty()) return Status();
   const std::vector<Waiters> waiters = WaitersOf(blocks, family, waits, cycle);
-  return Read(blocks) == family ? Describe(waiters) : Status();
+  // Words of a host with another code may name one call alone.
+  if (waiters.size() < 2) return Status();
+  return Read(blocks) == family && Load(writes) == written ? Describe(waiters)
+                                                           : Status();
 }
 
 }  // namespace shard::direct

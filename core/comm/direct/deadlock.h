@@ -12,7 +12,8 @@
 //
 // No false alarm: the words that ranks publish are read twice, and must be the
 // same both times. No word that counts here ever returns to an earlier value,
-// so all of them were true at once, at the moment between the two readings. A
+// so between the two readings all of them were there together. The words of a
+// rank on another host are older, and were there together then (mirror.h). A
 // host that waits at one moment for a round that is not complete waits until it
 // is.
 

@@ -78,18 +78,20 @@ DirectCommunicator::DirectCommunicator(std::shared_ptr<Group> group,
                                        std::unique_ptr<RegionSource> regions,
                                        std::string description,
                                        const CommOptions& options,
-                                       const Link& link)
+                                       const Link& link, const Hosts& hosts)
     : group_(std::move(group)),
       regions_(std::move(regions)),
       description_(std::move(description)),
       options_(options),
       link_(link),
+      hosts_(hosts),
       out_of_memory_(AbortedWith(OutOfMemoryStatus(), group_->rank())),
       exchange_(
-          group_.get(), link,
+          group_.get(), link, hosts_,
           [this](std::string_view what, size_t bytes,
                  const Deadline& deadline) {
-            return MakeRegions(what, bytes, SymmetricKind::kPerRank, deadline);
+            return MakeRegions(what, bytes, SymmetricKind::kPerRank, nullptr,
+                               deadline);
           },
           [this](std::string_view what) { return Enter(what); }) {}
 
@@ -140,12 +142,12 @@ StatusOr<std::shared_ptr<SymmetricBuffer>> DirectCommunicator::Allocate(
                          ": with direct=0 there is no memory that the ranks "
                          "share; leave direct=0 out, or use an exchange");
   }
-  return MakeRegions(what, bytes, kind, deadline);
+  return MakeRegions(what, bytes, kind, nullptr, deadline);
 }
 
 StatusOr<std::shared_ptr<SymmetricBuffer>> DirectCommunicator::MakeRegions(
     std::string_view what, size_t bytes, SymmetricKind kind,
-    const Deadline& deadline) {
+    const CellRing* ring, const Deadline& deadline) {
   const bool per_rank = kind == SymmetricKind::kPerRank;
   // An empty region still has an address of its own. All ranks compute the same
   // size here, so that all return early or none does.
@@ -162,12 +164,13 @@ StatusOr<std::shared_ptr<SymmetricBuffer>> DirectCommunicator::MakeRegions(
   step = total / regions;
 
   const Forgetting forgetting(regions_.get());
+  const RegionRequest request{total, ring};
   Status local;
-  if (rank() == 0) local = regions_->Create(total);
+  if (rank() == 0) local = regions_->Create(request);
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(this, StrCat(what, ": memory created"), local, deadline));
 
-  local = regions_->Exchange(*group_, deadline);
+  local = regions_->Exchange(request, *group_, deadline);
   std::shared_ptr<Mapping> mapping;
   const size_t pages = total / kSymmetricAlignment;
   const size_t begin = ShareBegin(pages, rank(), world_size());
@@ -216,11 +219,13 @@ StatusOr<std::shared_ptr<DirectCommunicator>> DirectCommunicator::MakeDuplicate(
   SHARD_RETURN_IF_ERROR(Enter(what));
   SHARD_RETURN_IF_ERROR(
       group_->Begin({operation, what, 0, link.direct}, nullptr, 0, deadline));
+  const bool is_exchange = operation == Operation::kOpenExchange;
+  const CellRing& ring = is_exchange ? kExchangeCells : kRoundCells;
   // The ranks share memory, even where the link hides it from callers.
-  SHARD_ASSIGN_OR_RETURN(
-      auto memory,
-      MakeRegions(StrCat(what, ": control"), ControlBlock::Bytes(world_size()),
-                  SymmetricKind::kPerHost, deadline));
+  SHARD_ASSIGN_OR_RETURN(auto memory,
+                         MakeRegions(StrCat(what, ": control"),
+                                     ControlBlock::Bytes(world_size(), ring),
+                                     SymmetricKind::kPerHost, &ring, deadline));
 
   const Forgetting forgetting(regions_.get());
   Status local;
@@ -234,11 +239,10 @@ StatusOr<std::shared_ptr<DirectCommunicator>> DirectCommunicator::MakeDuplicate(
   auto* block = reinterpret_cast<ControlBlock*>(memory->region(0));
   std::shared_ptr<ControlBlock> owned(std::move(memory), block);
   return std::make_shared<DirectCommunicator>(
-      operation == Operation::kOpenExchange
-          ? std::make_shared<Group>(std::move(owned), group_, kRoundCells)
-          : std::make_shared<Group>(std::move(owned), group_),
+      is_exchange ? std::make_shared<Group>(std::move(owned), group_, ring)
+                  : std::make_shared<Group>(std::move(owned), group_),
       *std::move(regions), StrCat(description_, ", ", kind, " '", what, "'"),
-      options_, link);
+      options_, link, hosts_);
 }
 
 StatusOr<std::unique_ptr<Notices>> DirectCommunicator::OpenNotices(
@@ -251,7 +255,7 @@ StatusOr<std::unique_ptr<Notices>> DirectCommunicator::OpenNotices(
   SHARD_ASSIGN_OR_RETURN(auto memory,
                          MakeRegions(StrCat(what, ": notices"),
                                      ControlBlock::Bytes(world_size(), ring),
-                                     SymmetricKind::kPerHost, deadline));
+                                     SymmetricKind::kPerHost, &ring, deadline));
   auto* block = reinterpret_cast<ControlBlock*>(memory->region(0));
   auto group = std::make_unique<Group>(
       std::shared_ptr<ControlBlock>(std::move(memory), block), group_, ring);

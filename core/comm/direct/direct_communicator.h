@@ -16,6 +16,7 @@
 #include "core/comm/communicator.h"
 #include "core/comm/direct/direct_exchange.h"
 #include "core/comm/direct/group.h"
+#include "core/comm/direct/hosts.h"
 #include "core/comm/direct/link.h"
 #include "core/comm/direct/region_source.h"
 
@@ -27,10 +28,16 @@ class DirectCommunicator final : public Communicator {
   DirectCommunicator(std::shared_ptr<Group> group,
                      std::unique_ptr<RegionSource> regions,
                      std::string description, const CommOptions& options,
-                     const Link& link);
+                     const Link& link, const Hosts& hosts);
 
   int rank() const override { return group_->rank(); }
   int world_size() const override { return group_->world_size(); }
+  int local_rank() const override {
+    return rank() - hosts_.begin(hosts_.HostOf(rank()));
+  }
+  int local_world_size() const override {
+    return hosts_.size(hosts_.HostOf(rank()));
+  }
   bool direct() const override { return link_.direct; }
   std::string Describe() const override { return description_; }
   Observer* observer() const override { return options_.observer.get(); }
@@ -56,11 +63,11 @@ class DirectCommunicator final : public Communicator {
 
  private:
   Status Enter(std::string_view what) const;
-  // Makes the regions of Allocate, once the ranks' calls are known to agree.
-  // COLLECTIVE.
+  // Makes the regions of Allocate, once the ranks' calls are known to agree, or
+  // the memory of a ControlBlock with cells of `ring`. COLLECTIVE.
   StatusOr<std::shared_ptr<SymmetricBuffer>> MakeRegions(
       std::string_view what, size_t bytes, SymmetricKind kind,
-      const Deadline& deadline);
+      const CellRing* ring, const Deadline& deadline);
 
   // Makes the duplicate of Duplicate or OpenExchange, which `operation` says.
   // COLLECTIVE.
@@ -74,6 +81,7 @@ class DirectCommunicator final : public Communicator {
   const std::string description_;
   const CommOptions options_;
   const Link link_;
+  const Hosts hosts_;
   const Status out_of_memory_;  // For Abort, made beforehand.
   // For Broadcast; and what OpenExchange of another communicator returns, if
   // this is the duplicate that it made.

@@ -16,7 +16,9 @@ namespace {
 
 // Tiles of a reduce-scatter begin at cache lines.
 constexpr size_t kLineElements = 32;
-static_assert(kTileBytes / (kMaxRanks * sizeof(float)) >= kLineElements);
+static_assert(kStagingBytes / kExchangeCells.count /
+                  (kMaxRanks * sizeof(float)) >=
+              kLineElements);
 
 size_t TilesOf(size_t size, size_t tile) {
   return size / tile + (size % tile != 0 ? 1 : 0);
@@ -38,51 +40,145 @@ Place PlaceIn(const RankSet& set, int block_groups, const Group& group) {
   return {set.IndexOf(group.rank()), static_cast<size_t>(set.count) - 1};
 }
 
+// Returns the indices [begin, end) in `set` of its ranks on `host`.
+std::pair<int, int> IndicesOn(const RankSet& set, const Hosts& hosts,
+                              int host) {
+  // The first index of a rank that is not below `rank`.
+  const auto from = [&set](int rank) {
+    const int steps = (rank - set.first + set.stride - 1) / set.stride;
+    return rank <= set.first ? 0 : std::min(steps, set.count);
+  };
+  return {from(hosts.begin(host)), from(hosts.end(host))};
+}
+
 }  // namespace
 
 DirectExchange::DirectExchange(Group* group, const Link& link,
-                               Allocator allocate, Entrance enter)
+                               const Hosts& hosts, Allocator allocate,
+                               Entrance enter)
     : group_(group),
       link_(link),
+      hosts_(hosts),
+      host_(hosts_.HostOf(group->rank())),
+      slots_(group->ring().count),
+      slot_bytes_(kStagingBytes / slots_),
       allocate_(std::move(allocate)),
       enter_(std::move(enter)) {}
 
-std::byte* DirectExchange::Half(int rank) const {
-  return staging_->region(rank) + half_ * kTileBytes;
+std::byte* DirectExchange::Slot(int rank) const {
+  return staging_->region(rank) + slot_ * slot_bytes_;
 }
 
-uint8_t* DirectExchange::HasData(int rank) const {
-  return reinterpret_cast<uint8_t*>(staging_->region(rank) + 2 * kTileBytes +
-                                    half_ * kLine);
+bool DirectExchange::HasData(int rank) const {
+  uint32_t has_data;
+  static_assert(offsetof(Shipments, has_data) == 0);
+  std::memcpy(&has_data, group_->payload(rank, round_), sizeof(has_data));
+  return has_data != 0;
+}
+
+bool DirectExchange::ShipParts(const RankSet& set, int index, size_t stride,
+                               size_t bytes) {
+  const std::byte* const slot = Slot(group_->rank());
+  for (int h = 0; h < hosts_.count(); ++h) {
+    if (h == host_) continue;
+    const auto [begin, end] = IndicesOn(set, hosts_, h);
+    if (begin == end) continue;
+    // The parts of a host are neighbours; this rank has none of its own.
+    const auto count = static_cast<size_t>(end - begin);
+    const auto first = static_cast<size_t>(begin < index ? begin : begin - 1);
+    const std::byte* const place = slot + first * stride;
+    // Each of the hosts to come needs an entry at least.
+    const auto to_come = static_cast<size_t>(hosts_.count() - 1 - h);
+    if (bytes == stride ||
+        shipments_.count + count + to_come > Shipments::kMost) {
+      if (!shipments_.Add(
+              {OffsetOf(place), (count - 1) * stride + bytes, h, h + 1})) {
+        return false;
+      }
+      continue;
+    }
+    for (size_t i = 0; i < count; ++i) {
+      if (!shipments_.Add({OffsetOf(place + i * stride), bytes, h, h + 1})) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool DirectExchange::ShipSlot(const RankSet& set, size_t bytes) {
+  const uint64_t offset = OffsetOf(Slot(group_->rank()));
+  for (int h = 0; h < hosts_.count(); ++h) {
+    const auto [begin, end] = IndicesOn(set, hosts_, h);
+    if (h == host_ || begin == end) continue;
+    // Neighbours share an entry: there may be more hosts than entries.
+    if (shipments_.count > 0 &&
+        shipments_.list[shipments_.count - 1].end_host == h) {
+      ++shipments_.list[shipments_.count - 1].end_host;
+    } else if (!shipments_.Add({offset, bytes, h, h + 1})) {
+      return false;
+    }
+  }
+  return true;
 }
 
 Status DirectExchange::Run(const Call& call, size_t tiles, bool staged,
                            size_t sent_bytes,
-                           const std::function<void(size_t tile)>& put,
+                           const std::function<bool(size_t tile)>& put,
                            const std::function<void(size_t tile)>& take,
                            const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(enter_(call.what));
-  // The first round compares the calls and carries a tile. Where staging is not
-  // allocated yet, the allocation comes in between, for calls that agree.
-  const bool carries = staged && staging_ != nullptr;
-  if (carries) put(0);
-  SHARD_RETURN_IF_ERROR(group_->Begin(call, nullptr, 0, deadline));
-  const Deadline link = Deadline::After(link_.Seconds(sent_bytes));
-  if (staged && !carries) {
+  shipments_.Clear();
+  // Slots of a collective that failed may be on their way to other hosts.
+  if (group_->failed()) {
+    return group_->Begin(call, &shipments_, shipments_.bytes(), deadline);
+  }
+  Deadline link = Deadline::After(0);
+  if (!staged || staging_ == nullptr) {
+    SHARD_RETURN_IF_ERROR(
+        group_->Begin(call, &shipments_, shipments_.bytes(), deadline));
+    link = Deadline::After(link_.Seconds(sent_bytes));
+  }
+  if (!staged) {
+    for (size_t t = 0; t < tiles; ++t) take(t);
+    return group_->SleepUntil(call, link, deadline);
+  }
+  if (staging_ == nullptr) {
+    // The ranks' calls agree, so all of them allocate.
     SHARD_ASSIGN_OR_RETURN(staging_, allocate_(StrCat(call.what, ": staging"),
                                                kStagingBytes, deadline));
-    put(0);
-    // The allocation has made calls of its own, so this call begins anew.
-    SHARD_RETURN_IF_ERROR(group_->Begin(call, nullptr, 0, deadline));
   }
+  const size_t first_slot = next_slot_;
+  uint64_t first_round = 0;
+  size_t posted = 0;
   for (size_t t = 0; t < tiles; ++t) {
-    if (staged && t > 0) {
-      put(t);
-      SHARD_RETURN_IF_ERROR(group_->Continue(call, nullptr, 0, deadline));
+    for (; posted < std::min(tiles, t + slots_ / 2); ++posted) {
+      slot_ = (first_slot + posted) % slots_;
+      shipments_.Clear();
+      if (!put(posted)) {
+        const Status error = Internal("'", call.what, "': ", hosts_.count(),
+                                      " hosts need more parts of a tile than "
+                                      "a round can name");
+        group_->Fail(error);
+        return error;
+      }
+      SHARD_RETURN_IF_ERROR(
+          posted == 0
+              ? group_->Post(call, &shipments_, shipments_.bytes(), deadline)
+              : group_->PostNext(call, &shipments_, shipments_.bytes(),
+                                 deadline));
+      if (posted == 0) first_round = group_->round();
     }
+    round_ = first_round + t;
+    SHARD_RETURN_IF_ERROR(group_->Await(call, round_, deadline));
+    if (t == 0) {
+      SHARD_RETURN_IF_ERROR(group_->CompareCalls(round_));
+      link = Deadline::After(link_.Seconds(sent_bytes));
+    }
+    slot_ = (first_slot + t) % slots_;
     take(t);
-    if (staged) half_ ^= 1;
   }
+  next_slot_ = (first_slot + tiles) % slots_;
   return group_->SleepUntil(call, link, deadline);
 }
 
@@ -102,15 +198,15 @@ Status DirectExchange::ReduceScatter(std::string_view what, const RankSet& set,
   auto* to = static_cast<std::byte*>(args.recv);
   const Place me = PlaceIn(set, args.block_groups, *group_);
   const bool staged = me.peers > 0 && count > 0;
-  // A half holds a part of the block of each peer, in rank order.
+  // A slot holds a part of the block of each peer, in rank order.
   const size_t tile =
-      staged ? kTileBytes / (me.peers * size) / kLineElements * kLineElements
+      staged ? slot_bytes_ / (me.peers * size) / kLineElements * kLineElements
              : std::max<size_t>(count, 1);
-  // Returns the place, in the half of the rank with index `owner`, of the data
+  // Returns the place, in the slot of the rank with index `owner`, of the data
   // for the rank with index `reader`.
   const auto part = [&](int owner, int reader) {
     const int place = reader < owner ? reader : reader - 1;
-    return Half(set.rank(owner)) + static_cast<size_t>(place) * tile * size;
+    return Slot(set.rank(owner)) + static_cast<size_t>(place) * tile * size;
   };
   const auto block = [&](int index, size_t t) {
     const auto number = static_cast<size_t>(args.BlockOf(index, set.count));
@@ -123,18 +219,20 @@ Status DirectExchange::ReduceScatter(std::string_view what, const RankSet& set,
   return Run(
       call, TilesOf(count, tile), staged, me.peers * count * size,
       [&](size_t t) {
-        *HasData(group_->rank()) = from != nullptr;
-        for (int i = 0; from != nullptr && i < set.count; ++i) {
+        if (from == nullptr) return true;
+        shipments_.has_data = 1;
+        for (int i = 0; i < set.count; ++i) {
           if (i == me.index) continue;
           std::memcpy(part(me.index, i), block(i, t), elements(t) * size);
         }
+        return ShipParts(set, me.index, tile * size, elements(t) * size);
       },
       [&](size_t t) {
         sources.clear();
         for (int i = 0; i < set.count; ++i) {
           if (i == me.index) {
             if (from != nullptr) sources.push_back(block(i, t));
-          } else if (*HasData(set.rank(i)) != 0) {
+          } else if (HasData(set.rank(i))) {
             sources.push_back(part(i, me.index));
           }
         }
@@ -166,20 +264,21 @@ Status DirectExchange::AllGatherBlocks(std::string_view what,
     return group_->SleepUntil(call, link, deadline);
   }
   const auto length = [&](size_t t) {
-    return std::min(bytes - t * kTileBytes, kTileBytes);
+    return std::min(bytes - t * slot_bytes_, slot_bytes_);
   };
   return Run(
-      call, TilesOf(bytes, kTileBytes), me.peers > 0, me.peers * bytes,
+      call, TilesOf(bytes, slot_bytes_), me.peers > 0, me.peers * bytes,
       [&](size_t t) {
-        std::memcpy(Half(group_->rank()), from + t * kTileBytes, length(t));
+        std::memcpy(Slot(group_->rank()), from + t * slot_bytes_, length(t));
+        return ShipSlot(set, length(t));
       },
       [&](size_t t) {
-        const std::byte* own = from + t * kTileBytes;
+        const std::byte* own = from + t * slot_bytes_;
         for (int i = 0; i < set.count; ++i) {
           std::byte* place =
-              to + static_cast<size_t>(i) * bytes + t * kTileBytes;
+              to + static_cast<size_t>(i) * bytes + t * slot_bytes_;
           if (i != me.index) {
-            std::memcpy(place, Half(set.rank(i)), length(t));
+            std::memcpy(place, Slot(set.rank(i)), length(t));
           } else if (place != own) {
             std::memcpy(place, own, length(t));
           }
@@ -196,18 +295,19 @@ Status DirectExchange::Broadcast(std::string_view what, int root, void* data,
   const bool alone = group_->world_size() == 1;
   const bool is_root = group_->rank() == root;
   const auto length = [&](size_t t) {
-    return std::min(bytes - t * kTileBytes, kTileBytes);
+    return std::min(bytes - t * slot_bytes_, slot_bytes_);
   };
   return Run(
-      call, alone ? 0 : TilesOf(bytes, kTileBytes), !alone && bytes > 0,
+      call, alone ? 0 : TilesOf(bytes, slot_bytes_), !alone && bytes > 0,
       alone ? 0 : bytes,
       [&](size_t t) {
-        if (!is_root) return;
-        std::memcpy(Half(root), at + t * kTileBytes, length(t));
+        if (!is_root) return true;
+        std::memcpy(Slot(root), at + t * slot_bytes_, length(t));
+        return ShipSlot(RankSet::All(group_->world_size()), length(t));
       },
       [&](size_t t) {
         if (is_root) return;
-        std::memcpy(at + t * kTileBytes, Half(root), length(t));
+        std::memcpy(at + t * slot_bytes_, Slot(root), length(t));
       },
       deadline);
 }

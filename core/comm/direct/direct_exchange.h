@@ -3,15 +3,25 @@
 // DirectExchange: the Exchange of ranks that share memory, for callers whose
 // tensors lie in private memory.
 //
-// Each rank has a staging region of two halves that all ranks see. A collective
-// goes tile by tile: each rank copies a tile for its peers into one half, a
-// round of the Group waits until all have done so, and every rank reads its
-// part from its peers' halves. The next tile, of this collective or the next,
-// uses the other half: a rank that writes a half again has passed the round in
-// between, which the readers entered when they were done. So a tile costs one
-// round.
+// Each rank has a staging region that all ranks see, cut into as many slots as
+// the Group has cells, n. A collective goes tile by tile: each rank copies a
+// tile for its peers into a slot and enters a round of the Group, and once all
+// ranks have entered it, every rank reads its part from its peers' slots. So a
+// tile costs one round.
+//
+// A rank enters the rounds of n / 2 tiles before it reads the first of them:
+// the next tile is on its way to other hosts while the ranks sum this one. It
+// enters round s when it has read the tile of round s - n / 2; where all ranks
+// have entered s, they have done so. A rank that writes slot s % n again, for
+// round s + n, has seen that all have entered s + n / 2, and so read tile s.
+// The same holds for the cells.
 //
 // Blocks to gather that fit into a round's cell go with the round itself.
+//
+// Where ranks are on several hosts, each host has a staging region of every
+// rank. A rank lists in the round's cell which parts of its slot other hosts
+// need (shipments.h): a reduce-scatter ships a rank's blocks to the hosts of
+// their owners, an all-gather and a broadcast ship a tile once to each host.
 //
 // The staging regions, kStagingBytes per rank, are allocated by the first
 // collective that needs them, and stay allocated. They belong to the exchange:
@@ -30,17 +40,17 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/comm/direct/group.h"
+#include "core/comm/direct/hosts.h"
 #include "core/comm/direct/link.h"
+#include "core/comm/direct/shipments.h"
 #include "core/comm/exchange.h"
 
 namespace shard::direct {
 
-// Bytes of a tile: large enough that the cost of a round (some us) is small,
-// small enough that two halves of some ranks stay in the L3 cache.
-inline constexpr size_t kTileBytes = size_t{1} << 20;
-// Bytes of a staging region: the halves, then a line for each that says whether
-// the half holds data.
-inline constexpr size_t kStagingBytes = 2 * kTileBytes + 2 * kLine;
+// Bytes of a staging region. A slot of a half or a quarter is large enough that
+// the cost of a round (some us) is small; the regions of some ranks stay in the
+// L3 cache.
+inline constexpr size_t kStagingBytes = size_t{2} << 20;
 
 class DirectExchange final : public Exchange {
  public:
@@ -52,26 +62,26 @@ class DirectExchange final : public Exchange {
   using Entrance = std::function<Status(std::string_view what)>;
 
   // `group` must outlive this.
-  DirectExchange(Group* group, const Link& link, Allocator allocate,
-                 Entrance enter);
+  DirectExchange(Group* group, const Link& link, const Hosts& hosts,
+                 Allocator allocate, Entrance enter);
 
   // In a set of n ranks.
 
-  // Rounds: one per kTileBytes / (n - 1) bytes of a block, at least one. Bytes
-  // per rank: reads n - 1 blocks and writes them to staging, then reads n
-  // blocks and writes one. A null `send` is neither written nor read.
+  // A tile is a slot. Rounds: one per tile / (n - 1) bytes of a block, at least
+  // one. Bytes per rank: reads n - 1 blocks and writes them to staging, then
+  // reads n blocks and writes one. A null `send` is neither written nor read.
   Status ReduceScatter(std::string_view what, const RankSet& set,
                        const ReduceScatterArgs& args,
                        const Deadline& deadline) override;
 
-  // Rounds: one per kTileBytes of `bytes`, at least one. Bytes per rank: reads
+  // Rounds: one per tile of `bytes`, at least one. Bytes per rank: reads
   // `bytes` and writes them to staging, or to a cell where they are no more
   // than kPayloadBytes; then reads and writes n times as many.
   Status AllGatherBlocks(std::string_view what, const RankSet& set,
                          const void* send, size_t bytes, void* recv,
                          const Deadline& deadline) override;
 
-  // Rounds: one per kTileBytes of `bytes`, at least one. Reads and writes
+  // Rounds: one per tile of `bytes`, at least one. Reads and writes
   // `bytes` on every rank.
   Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
                    const Deadline& deadline) override;
@@ -80,27 +90,47 @@ class DirectExchange final : public Exchange {
 
  private:
   // Runs a collective of so many tiles: `put` copies a tile into this rank's
-  // half, `take` reads it from the peers' halves; then waits for the link's
-  // time. Without `staged` no data goes through staging. REQUIRES: `call`,
-  // `tiles` and `staged` are the same on all ranks whenever the call is.
+  // slot, and returns false when it cannot ship it; `take` reads it from the
+  // peers' slots; then waits for the link's time. Without `staged` no data goes
+  // through staging. REQUIRES: `call`, `tiles` and `staged` are the same on all
+  // ranks whenever the call is.
   Status Run(const Call& call, size_t tiles, bool staged, size_t sent_bytes,
-             const std::function<void(size_t tile)>& put,
+             const std::function<bool(size_t tile)>& put,
              const std::function<void(size_t tile)>& take,
              const Deadline& deadline);
 
-  // Returns the half of `rank` for the current tile. REQUIRES: within a staged
-  // Run.
-  std::byte* Half(int rank) const;
-  // Returns the flag that says whether that half of a reduce-scatter holds
-  // data; without, it stands for zeros.
-  uint8_t* HasData(int rank) const;
+  // Return the slot of `rank` for the tile that is put or taken, and whether
+  // that of a reduce-scatter holds data; without, it stands for zeros.
+  // REQUIRES: within a staged Run.
+  std::byte* Slot(int rank) const;
+  bool HasData(int rank) const;
+
+  // Adds the parts of this rank's slot for the ranks of other hosts to the
+  // shipments. The slot has a part for each rank of the set but this one, whose
+  // index is `index`, of `stride` bytes, the first `bytes` of them in use.
+  // Returns false when the shipments have no room, with more than kMaxHosts.
+  bool ShipParts(const RankSet& set, int index, size_t stride, size_t bytes);
+  // Adds the first `bytes` of this rank's slot, for the hosts of a set's ranks,
+  // likewise.
+  bool ShipSlot(const RankSet& set, size_t bytes);
+  uint64_t OffsetOf(const std::byte* place) const {
+    return static_cast<uint64_t>(place - staging_->region(0));
+  }
 
   Group* const group_;
   const Link link_;
+  const Hosts hosts_;
+  const int host_;  // Of this rank.
+  const size_t slots_;
+  const size_t slot_bytes_;
   const Allocator allocate_;
   const Entrance enter_;
   std::shared_ptr<SymmetricBuffer> staging_;
-  size_t half_ = 0;  // 0 or 1; the same on all ranks between rounds.
+  // The numbers below are the same on all ranks between collectives.
+  size_t next_slot_ = 0;  // Of the next collective's first tile.
+  size_t slot_ = 0;       // Of the tile that is put or taken.
+  uint64_t round_ = 0;    // Of the tile that is taken.
+  Shipments shipments_;   // Of the tile that is put.
 };
 
 }  // namespace shard::direct

@@ -2,6 +2,8 @@
 
 #include "core/comm/direct/direct_notices.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 
 namespace shard::direct {
@@ -9,12 +11,33 @@ namespace shard::direct {
 Status DirectNotices::Post(const void* notice, const Compare& compare,
                            const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(enter_(what_));
+  // Before the round, for its entry may overwrite this rank's oldest notice.
+  CompareArrived(group_->round(), compare);
   SHARD_RETURN_IF_ERROR(group_->Post(call(), notice, bytes_, deadline));
-  for (int r = 0; r < group_->world_size(); ++r) {
-    if (r == group_->rank() || !group_->HasArrived(r)) continue;
-    compare(r, group_->payload(r));
-  }
+  CompareArrived(group_->round(), compare);
   return Status();
+}
+
+void DirectNotices::CompareArrived(uint64_t last, const Compare& compare) {
+  const int rank = group_->rank();
+  const size_t cells = group_->ring().count;
+  for (int r = 0; r < group_->world_size(); ++r) {
+    if (r == rank) continue;
+    uint64_t& compared = compared_[static_cast<size_t>(r)];
+    const uint64_t there = std::min(group_->arrived(r), last);
+    while (compared < there) {
+      ++compared;
+      std::memcpy(theirs_.data(), group_->payload(r, compared), bytes_);
+      // A rank that writes this cell again has seen this rank's next notice,
+      // and has compared the two.
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if (compared < group_->round() &&
+          group_->arrived(r) + 1 >= compared + cells) {
+        continue;
+      }
+      compare(r, theirs_.data(), group_->payload(rank, compared));
+    }
+  }
 }
 
 Status DirectNotices::Await(void* recv, const Deadline& deadline) {
@@ -23,11 +46,13 @@ Status DirectNotices::Await(void* recv, const Deadline& deadline) {
   return Status();
 }
 
-Status DirectNotices::Meet(const void* notice, void* recv,
-                           const Deadline& deadline) {
+Status DirectNotices::Meet(const void* notice, const Compare& compare,
+                           void* recv, const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(enter_(what_));
   SHARD_RETURN_IF_ERROR(group_->Meet(call(), notice, bytes_, deadline));
   CopyTo(recv);
+  CompareArrived(group_->round() - 1, compare);
+  std::fill(compared_.begin(), compared_.end(), group_->round());
   return Status();
 }
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/comm/direct/group.h"
 #include "core/comm/notices.h"
@@ -34,12 +35,14 @@ class DirectNotices final : public Notices {
         what_(std::move(what)),
         bytes_(bytes),
         direct_(direct),
-        enter_(std::move(enter)) {}
+        enter_(std::move(enter)),
+        compared_(static_cast<size_t>(group_->world_size())),
+        theirs_(bytes) {}
 
   Status Post(const void* notice, const Compare& compare,
               const Deadline& deadline) override;
   Status Await(void* recv, const Deadline& deadline) override;
-  Status Meet(const void* notice, void* recv,
+  Status Meet(const void* notice, const Compare& compare, void* recv,
               const Deadline& deadline) override;
   Status Check(uint64_t number, std::string_view what,
                const Deadline& deadline) const override {
@@ -50,6 +53,8 @@ class DirectNotices final : public Notices {
   Status failure() const override { return group_->failure(); }
 
  private:
+  // Compares the notices that are there, up to this rank's `last`.
+  void CompareArrived(uint64_t last, const Compare& compare);
   // Copies the notices of all ranks, which have arrived.
   void CopyTo(void* recv) const;
   Call call() const { return {Operation::kNotice, what_, bytes_, direct_}; }
@@ -59,6 +64,8 @@ class DirectNotices final : public Notices {
   const size_t bytes_;
   const bool direct_;
   const std::function<Status(std::string_view)> enter_;
+  std::vector<uint64_t> compared_;  // By rank: the last notice.
+  std::vector<std::byte> theirs_;
 };
 
 }  // namespace shard::direct

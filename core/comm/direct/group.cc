@@ -64,13 +64,14 @@ Status Sticky(const Status& first) {
 
 Group::Group(std::shared_ptr<ControlBlock> block, Membership membership,
              int world_size, std::shared_ptr<const Liveness> liveness,
-             bool find_deadlocks_at_once)
+             bool find_deadlocks_at_once, std::shared_ptr<const Bell> bell)
     : block_(std::move(block)),
       view_{block_.get(), world_size},
       membership_(std::move(membership)),
       rank_(membership_.rank()),
       world_size_(world_size),
       liveness_(std::move(liveness)),
+      bell_(std::move(bell)),
       spins_(SpinsFor(world_size)),
       find_deadlocks_at_once_(find_deadlocks_at_once),
       owner_(::getpid()),
@@ -98,6 +99,7 @@ Group::Group(std::shared_ptr<ControlBlock> block,
       rank_(group->rank_),
       world_size_(group->world_size_),
       liveness_(group->liveness_),
+      bell_(group->bell_),
       spins_(group->spins_),
       find_deadlocks_at_once_(group->find_deadlocks_at_once_),
       owner_(::getpid()),
@@ -131,12 +133,10 @@ Status Group::failure() const {
 
 bool Group::is_shut_down() const { return shut_down_ || origin().shut_down_; }
 
-const std::byte* Group::payload(int rank) const { return cell(rank).payload(); }
-
 Status Group::Begin(const Call& call, const void* send, size_t bytes,
                     const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(Meet(call, send, bytes, deadline));
-  return CompareCalls();
+  return CompareCalls(round_);
 }
 
 Status Group::Meet(const Call& call, const void* send, size_t bytes,
@@ -153,10 +153,20 @@ Status Group::Continue(const Call& call, const void* send, size_t bytes,
 Status Group::Post(const Call& call, const void* send, size_t bytes,
                    const Deadline& deadline) {
   mine_ = FingerprintOf(call, calls_++);
+  return PostNext(call, send, bytes, deadline);
+}
+
+Status Group::PostNext(const Call& call, const void* send, size_t bytes,
+                       const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(Enter(call, send, bytes, deadline));
   // Ranks may wait for this one, which does not stay to complete the round.
   block_->Announce();
   return Status();
+}
+
+void Group::Announce() {
+  block_->Announce();
+  if (bell_ != nullptr) bell_->Ring();
 }
 
 Status Group::Round(const Call& call, const void* send, size_t bytes,
@@ -178,13 +188,54 @@ Status Group::Enter(const Call& call, const void* send, size_t bytes,
     }
     met_ = needed;
   }
+  if (bell_ != nullptr && round_ + 1 > view_.ring.count) {
+    SHARD_RETURN_IF_ERROR(
+        AwaitMirror(call, round_ + 1 - view_.ring.count, deadline));
+  }
   ++round_;
   StoreCall(mine_, &cell(rank_));
+  cell(rank_).payload_bytes = bytes;
+  if (bell_ != nullptr) {
+    // Nothing fails from here to the store: a number without a round would keep
+    // the mirror from the rounds after it.
+    cell(rank_).order =
+        family_->entered.fetch_add(1, std::memory_order_relaxed) + 1;
+  }
   if (bytes > 0) std::memcpy(cell(rank_).payload(), send, bytes);
   // seq_cst here and in AllArrived: of two ranks that arrive last together,
   // at least one sees both.
   slot(rank_).arrived.store(round_, std::memory_order_seq_cst);
+  if (bell_ != nullptr) bell_->Ring();
   return Status();
+}
+
+Status Group::AwaitMirror(const Call& call, uint64_t round,
+                          const Deadline& deadline) {
+  for (;;) {
+    const uint32_t event = block_->event.load(std::memory_order_seq_cst);
+    if (slot(rank_).mirrored.load(std::memory_order_acquire) >= round) {
+      return Status();
+    }
+    if (const State now = state(); now.failer >= 0) return Failure(now);
+    // A mirror that died leaves ranks that will never enter another round.
+    Status error = FindLost(call, UINT64_MAX);
+    if (error.ok()) error = OriginFailure();
+    if (error.ok() && deadline.Expired()) {
+      error = DeadlineExceeded("'", call.what, "': the ", deadline.seconds(),
+                               " s have passed, and round ", round,
+                               " has not been sent to the other hosts yet");
+    }
+    if (!error.ok()) {
+      Fail(error);
+      return Recorded(state());
+    }
+    bell_->Ring();
+    block_->waiters.fetch_add(1, std::memory_order_seq_cst);
+    FutexWait(&block_->event, event,
+              std::min<std::chrono::nanoseconds>(
+                  kSlice, deadline.Remaining() + std::chrono::microseconds(1)));
+    block_->waiters.fetch_sub(1, std::memory_order_seq_cst);
+  }
 }
 
 Status Group::Wait(const Call& call, uint64_t round, const Deadline& deadline) {
@@ -221,6 +272,7 @@ Status Group::Wait(const Call& call, uint64_t round, const Deadline& deadline) {
     if (intervals >= 1) {
       slot(rank_).awaited.store(round, std::memory_order_release);
       published.Begin();
+      if (bell_ != nullptr) bell_->Ring();
     }
     if (error.ok() && intervals >= 2) error = CheckForDeadlock(round);
     if (error.ok() && deadline.Expired())
@@ -251,10 +303,10 @@ Status Group::Check(const Call& call, uint64_t round,
 
 // Compares the ranks' calls. Every rank reads the same cells, so all return the
 // same.
-Status Group::CompareCalls() {
-  const Fingerprint first = LoadCall(cell(0));
+Status Group::CompareCalls(uint64_t round) {
+  const Fingerprint first = LoadCall(view_.cell(0, round));
   for (int r = 0; r < world_size_; ++r) {
-    const Fingerprint other = LoadCall(cell(r));
+    const Fingerprint other = LoadCall(view_.cell(r, round));
     Status desync;
     if (!SameCall(first, other)) {
       desync =
@@ -329,11 +381,16 @@ Status Group::FindLost(const Call& call, uint64_t round) const {
       any_shut_down = true;
       continue;
     }
-    return RankLost(r, NameOf(r),
-                    presence == kLeft ? " left the group without Shutdown"
-                                      : " died or was killed",
-                    " before it entered '", call.what, "'; ",
-                    LastCallOf(r, round));
+    const std::string how =
+        presence == kLeft          ? " left the group without Shutdown"
+        : presence == kUnreachable ? " is on a host that cannot be reached"
+        : presence == kPresent     ? liveness_->HowDead(r)
+                                   : " died or was killed";
+    const bool whole_host = presence == kUnreachable && liveness_ != nullptr;
+    const int named = whole_host ? liveness_->FirstOfHost(r) : r;
+    return RankLost(named, NameOf(named), how, " before ",
+                    named == r ? "it" : StrCat("rank ", r), " entered '",
+                    call.what, "'; ", LastCallOf(r, round));
   }
   if (!any_shut_down) return Status();
   return FailedPrecondition(
@@ -345,7 +402,10 @@ Status Group::CheckForDeadlock(uint64_t round) const {
   try {
     const std::lock_guard<std::mutex> lock(family_->mutex);
     return FindDeadlock(family_->blocks, block_.get(), round, [this](int rank) {
-      return liveness_ != nullptr && liveness_->IsDead(rank);
+      if (liveness_ != nullptr && liveness_->IsDead(rank)) return true;
+      const uint32_t presence =
+          origin().slot(rank).presence.load(std::memory_order_acquire);
+      return presence == kDied || presence == kUnreachable;
     });
   } catch (const std::bad_alloc&) {
     return Status();  // The next interval may have memory for it.
@@ -389,7 +449,7 @@ Status Group::FailRound(uint64_t round, const Status& error) {
       uint64_t expected = now.Pack();
       if (block_->state.compare_exchange_strong(
               expected, State{now.completed, rank_}.Pack())) {
-        block_->Announce();
+        Announce();
       }
       now = state();
     }
@@ -410,7 +470,7 @@ void Group::FailThis(const Reason& reason) {
     uint64_t expected = now.Pack();
     if (block_->state.compare_exchange_strong(
             expected, State{now.completed, rank_}.Pack())) {
-      block_->Announce();
+      Announce();
       return;
     }
     now = State::Unpack(expected);

@@ -36,6 +36,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
+#include "core/comm/direct/bell.h"
 #include "core/comm/direct/call.h"
 #include "core/comm/direct/control_block.h"
 #include "core/comm/direct/liveness.h"
@@ -47,11 +48,13 @@ namespace shard::direct {
 class Group {
  public:
   // `block` owns its memory; `membership` is one in `block`; `liveness` may be
-  // null. `find_deadlocks_at_once`: of CommOptions. REQUIRES: 0 <=
+  // null. `find_deadlocks_at_once`: of CommOptions. `bell`: that of the mirror
+  // of this family, where ranks are on several hosts. REQUIRES: 0 <=
   // membership.rank() < world_size <= kMaxRanks.
   Group(std::shared_ptr<ControlBlock> block, Membership membership,
         int world_size, std::shared_ptr<const Liveness> liveness,
-        bool find_deadlocks_at_once = false);
+        bool find_deadlocks_at_once = false,
+        std::shared_ptr<const Bell> bell = nullptr);
 
   // Makes a duplicate of `group`.
   Group(std::shared_ptr<ControlBlock> block,
@@ -88,18 +91,30 @@ class Group {
   // that no cell is free. REQUIRES: as Begin.
   Status Post(const Call& call, const void* send, size_t bytes,
               const Deadline& deadline);
-  // Waits until the round that this rank has entered last is complete.
+  // Enters a further round of the same call likewise. REQUIRES: Post succeeded.
+  Status PostNext(const Call& call, const void* send, size_t bytes,
+                  const Deadline& deadline);
+  // Returns the number of the round that this rank has entered last.
+  uint64_t round() const { return round_; }
+  // Waits until `round` is complete. REQUIRES: this rank has entered it.
+  Status Await(const Call& call, uint64_t round, const Deadline& deadline) {
+    return Wait(call, round, deadline);
+  }
   Status Await(const Call& call, const Deadline& deadline) {
     return Wait(call, round_, deadline);
   }
+  // Compares the ranks' fingerprints in the first round of a call that was
+  // posted. REQUIRES: `round` is complete, its cells are in use.
+  Status CompareCalls(uint64_t round);
+  const CellRing& ring() const { return view_.ring; }
   // Returns what a wait until `round` is complete would return if it ended now,
   // but changes nothing. Any thread.
   Status Check(const Call& call, uint64_t round,
                const Deadline& deadline) const;
-  // Returns whether `rank` has entered the round that this rank has entered
-  // last. Of two ranks that ask at the same time, at least one gets true.
-  bool HasArrived(int rank) const {
-    return slot(rank).arrived.load(std::memory_order_seq_cst) >= round_;
+  // Returns the round that `rank` has entered last. Of two ranks of one host
+  // that have entered a round and then ask, at least one sees the other there.
+  uint64_t arrived(int rank) const {
+    return slot(rank).arrived.load(std::memory_order_seq_cst);
   }
 
   // Sleeps until `end`. Returns the group's error if it fails meanwhile. Fails
@@ -108,8 +123,13 @@ class Group {
                     const Deadline& deadline);
 
   // Returns the bytes that `rank` sent in the last round; valid until the next.
-  // REQUIRES: HasArrived(rank), as every rank after Begin, Continue and Await.
-  const std::byte* payload(int rank) const;
+  // REQUIRES: `rank` has entered it, as every rank after Begin, Continue and
+  // Await.
+  const std::byte* payload(int rank) const { return payload(rank, round_); }
+  // Returns those of another round, whose cells are in use.
+  const std::byte* payload(int rank, uint64_t round) const {
+    return view_.cell(rank, round).payload();
+  }
 
   // Ends the group and its origin for all ranks with `error`, unless they have
   // failed already. Allocates nothing, because memory may have run out.
@@ -147,9 +167,14 @@ class Group {
   // Enters a round of the call in progress.
   Status Enter(const Call& call, const void* send, size_t bytes,
                const Deadline& deadline);
+  // Waits until the mirror has read this rank's rounds up to `round`, whose
+  // cell is about to be written again.
+  Status AwaitMirror(const Call& call, uint64_t round,
+                     const Deadline& deadline);
+  // Tells the ranks of this host and the mirror of a change.
+  void Announce();
   // Waits until `round` is complete. REQUIRES: this rank has entered it.
   Status Wait(const Call& call, uint64_t round, const Deadline& deadline);
-  Status CompareCalls();
   bool AllArrived(uint64_t round) const;
   // Returns the error of a rank that has not arrived at `round` and never will.
   Status FindLost(const Call& call, uint64_t round) const;
@@ -182,6 +207,8 @@ class Group {
   struct Family {
     std::mutex mutex;
     std::vector<BlockView> blocks;  // GUARDED_BY(mutex)
+    // The rounds that this rank has entered, where a mirror reads them.
+    std::atomic<uint64_t> entered{0};
   };
 
   const std::shared_ptr<Group> origin_;  // Null in the origin.
@@ -193,6 +220,7 @@ class Group {
   const int rank_;
   const int world_size_;
   const std::shared_ptr<const Liveness> liveness_;
+  const std::shared_ptr<const Bell> bell_;  // Null on one host.
   const int spins_;
   const bool find_deadlocks_at_once_;
   const pid_t owner_;

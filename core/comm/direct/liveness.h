@@ -18,6 +18,12 @@ class Liveness {
   // Returns whether `rank` is known to be dead. Does not block.
   virtual bool IsDead(int rank) const = 0;
 
+  // Returns what is known of a dead rank, to follow its name in errors.
+  virtual std::string HowDead(int) const { return " died or was killed"; }
+  // Returns the rank that is named where the whole host of `rank` is lost: the
+  // host's first one.
+  virtual int FirstOfHost(int rank) const { return rank; }
+
   // Returns the name of a rank in errors, such as "rank 2 (process 4711)".
   virtual std::string Name(int rank) const = 0;
 };

@@ -36,14 +36,23 @@
 
 namespace shard::direct {
 
+// Memory to allocate, alike on all ranks.
+struct RegionRequest {
+  size_t bytes;
+  // The cells of the ControlBlock that the memory becomes; null for memory of
+  // tensors. A source that keeps memory alike on several hosts must know.
+  const CellRing* ring = nullptr;
+};
+
 class RegionSource {
  public:
   virtual ~RegionSource() = default;
 
-  virtual Status Create(size_t bytes) = 0;
+  virtual Status Create(const RegionRequest& request) = 0;
 
   // `group` tells a waiting rank that the others have failed.
-  virtual Status Exchange(const Group& group, const Deadline& deadline) = 0;
+  virtual Status Exchange(const RegionRequest& request, const Group& group,
+                          const Deadline& deadline) = 0;
 
   // [commit_begin, commit_begin + commit_bytes) is this rank's share to commit,
   // which private memory leaves to the first touch.

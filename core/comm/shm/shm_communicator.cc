@@ -60,14 +60,14 @@ class ShmRegions final : public direct::RegionSource {
   ShmRegions(std::shared_ptr<const std::vector<Fd>> connections, int rank)
       : connections_(std::move(connections)), rank_(rank) {}
 
-  Status Create(size_t bytes) override {
-    SHARD_RETURN_IF_ERROR(CheckHostMemory(bytes, kShardFurther));
-    SHARD_ASSIGN_OR_RETURN(memory_, CreateMemory("libshard", bytes));
-    bytes_ = bytes;
+  Status Create(const direct::RegionRequest& request) override {
+    SHARD_RETURN_IF_ERROR(CheckHostMemory(request.bytes, kShardFurther));
+    SHARD_ASSIGN_OR_RETURN(memory_, CreateMemory("libshard", request.bytes));
+    bytes_ = request.bytes;
     return Status();
   }
 
-  Status Exchange(const direct::Group& group,
+  Status Exchange(const direct::RegionRequest&, const direct::Group& group,
                   const Deadline& deadline) override {
     if (rank_ == 0) {
       const Region region{Header::Of(Kind::kRegion), bytes_};
@@ -196,7 +196,7 @@ StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
               std::make_shared<const ProcessLiveness>(rendezvous),
               options.find_deadlocks_at_once),
           std::make_unique<ShmRegions>(connections, options.rank), description,
-          options, link));
+          options, link, direct::Hosts(options.world_size)));
 }
 
 }  // namespace shard::shm

@@ -31,7 +31,7 @@
 namespace shard::shm {
 
 inline constexpr uint64_t kMagic = 0x3164726168736c2fu;  // "/lshard1"
-inline constexpr uint32_t kVersion = 5;
+inline constexpr uint32_t kVersion = 6;
 
 enum class Kind : uint32_t {
   kGreeting = 1,

@@ -21,15 +21,16 @@ class ThreadRegions final : public direct::RegionSource {
   ThreadRegions(std::shared_ptr<Handover> handover, int rank)
       : handover_(std::move(handover)), rank_(rank) {}
 
-  Status Create(size_t bytes) override {
-    SHARD_RETURN_IF_ERROR(CheckHostMemory(bytes, kShardFurther));
-    SHARD_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Anonymous(bytes));
+  Status Create(const direct::RegionRequest& request) override {
+    SHARD_RETURN_IF_ERROR(CheckHostMemory(request.bytes, kShardFurther));
+    SHARD_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Anonymous(request.bytes));
     const std::lock_guard<std::mutex> lock(handover_->mutex);
     handover_->region = std::make_shared<Mapping>(std::move(mapping));
     return Status();
   }
 
-  Status Exchange(const direct::Group&, const Deadline&) override {
+  Status Exchange(const direct::RegionRequest&, const direct::Group&,
+                  const Deadline&) override {
     return Status();
   }
 
@@ -83,7 +84,7 @@ std::shared_ptr<Communicator> Make(const std::shared_ptr<SharedGroup>& shared,
                                       options.world_size, nullptr,
                                       options.find_deadlocks_at_once),
       std::make_unique<ThreadRegions>(handover, options.rank), description,
-      options, link);
+      options, link, direct::Hosts(options.world_size));
 }
 
 }  // namespace

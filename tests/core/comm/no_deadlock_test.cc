@@ -8,9 +8,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "core/base/deadline.h"
 #include "core/base/mapping.h"
@@ -28,18 +30,24 @@ constexpr int kRanks = 2;
 // looks for deadlocks.
 class CountingLiveness final : public Liveness {
  public:
-  bool IsDead(int) const override {
+  bool IsDead(int rank) const override {
     ++asked_;
+    if (on_asked_) on_asked_(rank);
     return peer_is_dead_;
   }
   std::string Name(int rank) const override { return StrCat("rank ", rank); }
 
   int asked() const { return asked_; }
   void KillPeer() { peer_is_dead_ = true; }
+  // REQUIRES: no rank waits yet.
+  void set_on_asked(std::function<void(int rank)> on_asked) {
+    on_asked_ = std::move(on_asked);
+  }
 
  private:
   mutable std::atomic<int> asked_{0};
   std::atomic<bool> peer_is_dead_{false};
+  std::function<void(int rank)> on_asked_;
 };
 
 // A rank with the groups of its host's communicator and of its engine.
@@ -89,6 +97,11 @@ class NoDeadlockTest : public ::testing::Test {
  protected:
   const Rank zero_ = MakeRank(0);
   const Rank one_ = MakeRank(1);
+
+  // Says of a rank what its mirror would.
+  void SetPresence(int rank, Presence presence) {
+    BlockIn(comm_memory_)->slots()[rank].presence = presence;
+  }
 };
 
 // The library of rank 0 waits in the engine's group, while the host works in
@@ -173,6 +186,27 @@ TEST_F(NoDeadlockTest, WaitsOutsideACallOfTheHostAreNotJudged) {
   zero_.comm->Fail(Status(StatusCode::kAborted, "enough", 0));
   thread_of_zero.join();
   thread_of_one.join();
+}
+
+// A rank of which the mirror says that it cannot be reached is lost, though
+// this is said once the search for a deadlock has begun: no other search asks
+// whether the rank that searches is dead.
+TEST_F(NoDeadlockTest, ARankThatAMirrorHasLostDoesNotWait) {
+  for (const int rank : {0, 1}) {
+    (rank == 0 ? zero_ : one_).liveness->set_on_asked([this, rank](int asked) {
+      if (asked == rank) SetPresence(/*rank=*/1, kUnreachable);
+    });
+  }
+  std::thread host_of_one([&] {
+    const HostCall::Scope call(one_.call(), "step");
+    EXPECT_EQ(Meet(one_.engine).code(), StatusCode::kRankLost);
+  });
+  one_.AwaitLook();
+  const HostCall::Scope call(zero_.call(), "sum");
+  const Status status = Meet(zero_.comm);
+  EXPECT_EQ(status.code(), StatusCode::kRankLost) << status.ToString();
+  EXPECT_EQ(status.rank(), 1);
+  host_of_one.join();
 }
 
 // A rank that died while it waited elsewhere is lost.

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shipments: the parts of a rank's staging region that other hosts need, as the
+// rank writes them into the payload of a round. A mirror
+// (core/comm/network/helper/mirror.h) sends them there, to the same place of
+// the staging memory, before the rank is seen to have entered the round.
+
+#ifndef SHARD_CORE_COMM_DIRECT_SHIPMENTS_H_
+#define SHARD_CORE_COMM_DIRECT_SHIPMENTS_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/comm/direct/control_block.h"
+
+namespace shard::direct {
+
+// Bytes of the staging memory for the hosts first_host, ..., end_host - 1, but
+// for the rank's own.
+struct Shipment {
+  uint64_t offset;
+  uint64_t bytes;
+  int32_t first_host;
+  int32_t end_host;
+};
+
+// The payload of a round of a tensor collective.
+struct Shipments {
+  static constexpr size_t kMost =
+      (kPayloadBytes - 2 * sizeof(uint32_t)) / sizeof(Shipment);
+
+  // Whether the rank has data in its slot of the staging region; without, it
+  // stands for zeros.
+  uint32_t has_data = 0;
+  uint32_t count = 0;
+  std::array<Shipment, kMost> list;
+
+  // Returns the bytes in use.
+  size_t bytes() const {
+    return offsetof(Shipments, list) + count * sizeof(Shipment);
+  }
+
+  void Clear() { has_data = count = 0; }
+  // Returns false when the list is full.
+  [[nodiscard]] bool Add(const Shipment& shipment) {
+    if (count == kMost) return false;
+    list[count++] = shipment;
+    return true;
+  }
+};
+
+// The most hosts of a group: a rank can name each of the others in a round.
+inline constexpr int kMaxHosts = static_cast<int>(Shipments::kMost) + 1;
+
+}  // namespace shard::direct
+
+#endif  // SHARD_CORE_COMM_DIRECT_SHIPMENTS_H_
