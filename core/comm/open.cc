@@ -17,6 +17,7 @@
 #include "core/comm/direct/control_block.h"
 #include "core/comm/direct/link.h"
 #include "core/comm/env/environment.h"
+#include "core/comm/network/open_network.h"
 #include "core/comm/observed.h"
 #include "core/comm/shm/shm_communicator.h"
 #include "core/comm/thread/thread_communicator.h"
@@ -198,28 +199,54 @@ StatusOr<std::shared_ptr<Communicator>> OpenThreads(
   });
 }
 
+// Sets rank and world size from the environment of a launcher; returns the text
+// that says so.
+StatusOr<std::string> PlaceByEnvironment(std::string_view url,
+                                         CommOptions* options) {
+  SHARD_ASSIGN_OR_RETURN(const env::Placement placement, HostEnvironment());
+  if (placement.source == env::Placement().source) {
+    return InvalidArgument(
+        "'", url,
+        "': neither the options, nor the URL (?rank=0&world_size=2), nor the "
+        "environment of a launcher says which rank this is");
+  }
+  options->rank = placement.rank;
+  options->world_size = placement.world_size;
+  return StrCat(" (rank from ", placement.source, ")");
+}
+
 StatusOr<std::shared_ptr<Communicator>> OpenShm(std::string_view url,
                                                 const Spec& spec,
                                                 CommOptions options,
                                                 const direct::Link& link,
                                                 std::string origin) {
   if (options.rank == -1 && options.world_size == 0) {
-    SHARD_ASSIGN_OR_RETURN(const env::Placement placement, HostEnvironment());
-    if (placement.source == env::Placement().source) {
-      return InvalidArgument(
-          "'", url,
-          "': neither the options, nor the URL (?rank=0&world_size=2), nor the "
-          "environment of a launcher says which rank this is");
-    }
-    options.rank = placement.rank;
-    options.world_size = placement.world_size;
-    origin = StrCat(" (rank from ", placement.source, ")");
+    SHARD_ASSIGN_OR_RETURN(origin, PlaceByEnvironment(url, &options));
   }
   SHARD_RETURN_IF_ERROR(CheckPlace(url, options));
   const std::string description =
       Describe(StrCat("shm:", spec.body()), options, link, origin);
   return OpenObserved(description, &options, [&] {
     return shm::Open(spec.body(), description, options, link);
+  });
+}
+
+StatusOr<std::shared_ptr<Communicator>> OpenNetwork(
+    std::string_view url, const network::NetworkOptions& network,
+    CommOptions options, const direct::Link& link, std::string origin) {
+  if (!link.direct || link.delay > 0 || link.bandwidth > 0) {
+    return InvalidArgument("'", url,
+                           "': direct=0 is of ranks on one host; those of tcp: "
+                           "share no memory as it is");
+  }
+  if (options.rank == -1 && options.world_size == 0) {
+    SHARD_ASSIGN_OR_RETURN(origin, PlaceByEnvironment(url, &options));
+  }
+  SHARD_RETURN_IF_ERROR(CheckPlace(url, options));
+  const std::string description =
+      Describe(network.where, options, direct::Link(), origin);
+  return OpenObserved(description, &options, [&] {
+    return network::Open(network, description, options);
   });
 }
 
@@ -244,6 +271,11 @@ StatusOr<std::shared_ptr<Communicator>> OpenNamed(std::string_view url,
       Merge("world_size", url, world_size, 0, &options.world_size));
   const bool is_threads = spec.name() == "threads";
   const std::string name = is_threads ? spec.TakeString("name", "") : "";
+  network::NetworkOptions network;
+  const bool is_network = spec.name() == "tcp" || spec.name() == "file";
+  if (is_network) {
+    SHARD_ASSIGN_OR_RETURN(network, network::TakeNetworkOptions(url, &spec));
+  }
   SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
 
   if (is_threads) return OpenThreads(url, spec, name, options, link, origin);
@@ -251,9 +283,23 @@ StatusOr<std::shared_ptr<Communicator>> OpenNamed(std::string_view url,
     return OpenLocal(url, spec, options, link, origin);
   }
   if (spec.name() == "shm") return OpenShm(url, spec, options, link, origin);
+  if (is_network) {
+    return OpenNetwork(url, network, options, link, origin);
+  }
   return InvalidArgument("'", url,
                          "' names no communicator; known: local:, "
-                         "threads:N, shm:NAME, env:");
+                         "threads:N, shm:NAME, tcp://HOST:PORT, "
+                         "file:/FOLDER, env:");
+}
+
+// Appends the parameters `keys`, "&interface=eth1", to the URL of a rendezvous,
+// if it is one of several hosts.
+std::string WithHelperKeys(const std::string& url, const std::string& keys) {
+  const bool is_network =
+      url.rfind("tcp:", 0) == 0 || url.rfind("file:", 0) == 0;
+  if (!is_network || keys.empty()) return url;
+  if (url.find('?') != std::string::npos) return StrCat(url, keys);
+  return StrCat(url, "?", keys.substr(1));
 }
 
 }  // namespace
@@ -268,6 +314,8 @@ StatusOr<std::shared_ptr<Communicator>> OpenCommunicator(
                          spec.TakeDouble("timeout", options.timeout));
   direct::Link link;
   SHARD_RETURN_IF_ERROR(TakeLink(url, &spec, &link));
+  // Ranks that are all on one host have no use for these.
+  const std::string network = network::TakeHelperKeys(&spec);
   SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
   if (!spec.body().empty()) {
     return InvalidArgument("'", url, "': env: is followed by nothing");
@@ -277,7 +325,7 @@ StatusOr<std::shared_ptr<Communicator>> OpenCommunicator(
       Merge("rank", placement.source, placement.rank, -1, &placed.rank));
   SHARD_RETURN_IF_ERROR(Merge("world_size", placement.source,
                               placement.world_size, 0, &placed.world_size));
-  return OpenNamed(placement.url, placed, link,
+  return OpenNamed(WithHelperKeys(placement.url, network), placed, link,
                    StrCat(" (from ", placement.source, ")"));
 }
 

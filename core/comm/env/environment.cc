@@ -15,6 +15,9 @@ namespace {
 // Names of groups go into socket addresses: see shm/rendezvous.h.
 constexpr size_t kMaxName = 80;
 
+// The port at which several hosts meet, where no variable says one.
+constexpr int kDefaultPort = 29400;
+
 class Variables {
  public:
   explicit Variables(const Getenv& getenv) : getenv_(getenv) {}
@@ -75,10 +78,43 @@ class Variables {
   const Getenv& getenv_;
 };
 
-// Reads rank and world size, and checks that all ranks are on this host.
+// Where the ranks of several hosts meet.
+struct MeetingPlace {
+  std::string host;
+  int port;
+  std::string job;
+  std::string restart = "0";
+};
+
+// The port of a meeting, beside those of others that may be taken: SHARD_PORT,
+// or else `port`.
+StatusOr<int> PortOf(const Variables& vars, int port) {
+  return vars.Has("SHARD_PORT") ? vars.Int("SHARD_PORT", 1) : port;
+}
+
+// Names of jobs go into URLs.
+std::string UrlText(std::string text) {
+  for (char& c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte <= 0x20 || byte >= 0x7F || c == '?' || c == '&' || c == '=') {
+      c = '_';
+    }
+  }
+  return text;
+}
+
+std::string TcpUrl(const MeetingPlace& place) {
+  const bool is_ipv6 = place.host.find(':') != std::string::npos;
+  return StrCat("tcp://", is_ipv6 ? "[" : "", place.host, is_ipv6 ? "]" : "",
+                ":", place.port, "?job=", UrlText(place.job),
+                "&restart=", UrlText(place.restart));
+}
+
+// Reads rank and world size, and whether all ranks are on this host.
 StatusOr<Placement> Place(const Variables& vars, std::string_view source,
                           const char* rank_name, const char* size_name,
-                          const char* local_size_name) {
+                          const char* local_size_name, bool* on_several_hosts) {
+  *on_several_hosts = false;
   Placement placement;
   placement.source = source;
   SHARD_ASSIGN_OR_RETURN(placement.world_size, vars.Int(size_name, 1));
@@ -90,13 +126,12 @@ StatusOr<Placement> Place(const Variables& vars, std::string_view source,
   }
   if (local_size_name != nullptr && vars.Has(local_size_name)) {
     SHARD_ASSIGN_OR_RETURN(const int local, vars.Int(local_size_name, 1));
-    if (local != placement.world_size) {
-      return BackendUnavailable(
-          "env: ", source, " has ", placement.world_size, " ranks, ", local,
-          " of them on this host (", local_size_name, "=", local,
-          "); ranks on several hosts need a network backend, which this build "
-          "does not have");
+    if (local > placement.world_size) {
+      return InvalidArgument("env: ", local_size_name, "=", local,
+                             " is more than ", size_name, "=",
+                             placement.world_size);
     }
+    *on_several_hosts = local != placement.world_size;
   }
   return placement;
 }
@@ -117,13 +152,69 @@ std::string NameUrl(std::string name) {
   return StrCat("shm:", name);
 }
 
+// Returns the meeting place that MASTER_ADDR names; the error says how to give
+// it.
+StatusOr<std::string> GivenPlace(const Variables& vars, std::string_view source,
+                                 const std::string& job, std::string_view how) {
+  const auto host = vars.Get("MASTER_ADDR");
+  if (!host) {
+    return InvalidArgument("env: ", source,
+                           " has ranks on several hosts, and does not say "
+                           "where they can meet; set MASTER_ADDR, as by ",
+                           how);
+  }
+  int port = kDefaultPort;
+  if (vars.Has("MASTER_PORT")) {
+    SHARD_ASSIGN_OR_RETURN(port, vars.Int("MASTER_PORT", 1));
+  }
+  SHARD_ASSIGN_OR_RETURN(port, PortOf(vars, port));
+  return TcpUrl({*host, port, job});
+}
+
+// Returns the first host of a list as Slurm writes it: "node-1,node-2",
+// "gpu[01-04,07]", "rack[1-2]n[3-4]".
+std::string FirstHost(std::string_view list) {
+  std::string host;
+  for (size_t i = 0; i < list.size() && list[i] != ','; ++i) {
+    if (list[i] != '[') {
+      host += list[i];
+      continue;
+    }
+    const size_t end = list.find_first_of(",-]", i + 1);
+    host += list.substr(i + 1, end - i - 1);
+    i = list.find(']', i);
+    if (i == std::string_view::npos) break;
+  }
+  return host;
+}
+
+// The ranks of Slurm meet on the first host of the step, at a port that differs
+// between jobs.
+StatusOr<std::string> SlurmPlace(const Variables& vars,
+                                 const std::string& job) {
+  const auto list = vars.First(
+      {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
+  if (vars.Has("MASTER_ADDR") || !list) {
+    return GivenPlace(vars, "Slurm", job,
+                      "export MASTER_ADDR=<the first host of the step>");
+  }
+  constexpr int kPorts = 10000;
+  SHARD_ASSIGN_OR_RETURN(const int number, vars.Int("SLURM_JOB_ID", 0));
+  SHARD_ASSIGN_OR_RETURN(const int step, vars.Int("SLURM_STEP_ID", 0));
+  SHARD_ASSIGN_OR_RETURN(
+      const int port,
+      PortOf(vars, kDefaultPort + (number % kPorts + step) % kPorts));
+  return TcpUrl({FirstHost(*list), port, job});
+}
+
 StatusOr<Placement> FromShard(const Variables& vars) {
   constexpr const char* kSource = "SHARD_* variables";
   SHARD_RETURN_IF_ERROR(vars.RequireAll(
       kSource, {"SHARD_RANK", "SHARD_WORLD_SIZE", "SHARD_RENDEZVOUS"}));
+  bool on_several_hosts = false;
   SHARD_ASSIGN_OR_RETURN(Placement placement,
                          Place(vars, kSource, "SHARD_RANK", "SHARD_WORLD_SIZE",
-                               "SHARD_LOCAL_WORLD_SIZE"));
+                               "SHARD_LOCAL_WORLD_SIZE", &on_several_hosts));
   const std::string where = *vars.Get("SHARD_RENDEZVOUS");
   const bool is_url = where.find(':') != std::string::npos;
   if (where.rfind("env", 0) == 0 && is_url) {
@@ -132,21 +223,43 @@ StatusOr<Placement> FromShard(const Variables& vars) {
                            "URL such as shm:NAME");
   }
   placement.url = is_url ? where : NameUrl(where);
+  if (on_several_hosts && placement.url.rfind("tcp:", 0) != 0 &&
+      placement.url.rfind("file:", 0) != 0) {
+    return InvalidArgument(
+        "env: SHARD_RENDEZVOUS='", where, "' is a name on one host, but only ",
+        vars.Get("SHARD_LOCAL_WORLD_SIZE").value_or(""), " of ",
+        placement.world_size,
+        " ranks are on this one (SHARD_LOCAL_WORLD_SIZE); give a host and a "
+        "port, as tcp://node-1:29500");
+  }
   return placement;
 }
 
 StatusOr<Placement> FromTorchrun(const Variables& vars) {
   SHARD_RETURN_IF_ERROR(vars.RequireAll(
       "torchrun", {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}));
-  SHARD_ASSIGN_OR_RETURN(
-      Placement placement,
-      Place(vars, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"));
+  bool on_several_hosts = false;
+  SHARD_ASSIGN_OR_RETURN(Placement placement,
+                         Place(vars, "torchrun", "RANK", "WORLD_SIZE",
+                               "LOCAL_WORLD_SIZE", &on_several_hosts));
+  const std::string job = vars.Get("TORCHELASTIC_RUN_ID").value_or("none");
+  const std::string restart =
+      vars.Get("TORCHELASTIC_RESTART_COUNT").value_or("0");
+  if (on_several_hosts) {
+    // torchrun's own store has the port where its agents keep it.
+    SHARD_ASSIGN_OR_RETURN(const int port, vars.Int("MASTER_PORT", 1));
+    const bool is_taken =
+        vars.Get("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+    SHARD_ASSIGN_OR_RETURN(const int ours,
+                           PortOf(vars, is_taken ? port + 1 : port));
+    placement.url = TcpUrl({*vars.Get("MASTER_ADDR"), ours, job, restart});
+    return placement;
+  }
   // A restart is another group: remaining ranks of the last one must not meet
   // it.
-  placement.url = NameUrl(StrCat(
-      "torchrun-", *vars.Get("MASTER_ADDR"), "-", *vars.Get("MASTER_PORT"), "-",
-      vars.Get("TORCHELASTIC_RUN_ID").value_or("none"), "-",
-      vars.Get("TORCHELASTIC_RESTART_COUNT").value_or("0")));
+  placement.url =
+      NameUrl(StrCat("torchrun-", *vars.Get("MASTER_ADDR"), "-",
+                     *vars.Get("MASTER_PORT"), "-", job, "-", restart));
   return placement;
 }
 
@@ -161,10 +274,17 @@ StatusOr<Placement> FromOpenMpi(const Variables& vars) {
         "but neither PMIX_NAMESPACE nor OMPI_MCA_ess_base_jobid, which tell "
         "one job from another");
   }
+  bool on_several_hosts = false;
   SHARD_ASSIGN_OR_RETURN(
       Placement placement,
       Place(vars, "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-            "OMPI_COMM_WORLD_LOCAL_SIZE"));
+            "OMPI_COMM_WORLD_LOCAL_SIZE", &on_several_hosts));
+  if (on_several_hosts) {
+    SHARD_ASSIGN_OR_RETURN(
+        placement.url, GivenPlace(vars, "Open MPI", StrCat("ompi-", *job),
+                                  "mpirun -x MASTER_ADDR=<the first host>"));
+    return placement;
+  }
   placement.url = NameUrl(StrCat("ompi-", *job));
   return placement;
 }
@@ -173,22 +293,22 @@ StatusOr<Placement> FromSlurm(const Variables& vars) {
   SHARD_RETURN_IF_ERROR(vars.RequireAll(
       "Slurm",
       {"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_JOB_ID"}));
-  SHARD_ASSIGN_OR_RETURN(
-      Placement placement,
-      Place(vars, "Slurm", "SLURM_PROCID", "SLURM_NTASKS", nullptr));
+  bool on_several_hosts = false;
+  SHARD_ASSIGN_OR_RETURN(Placement placement,
+                         Place(vars, "Slurm", "SLURM_PROCID", "SLURM_NTASKS",
+                               nullptr, &on_several_hosts));
+  const std::string name = StrCat("slurm-", *vars.Get("SLURM_JOB_ID"), "-",
+                                  *vars.Get("SLURM_STEP_ID"));
   // Variables of the step come first: a step may use one node of several.
-  for (const char* name :
+  for (const char* const variable :
        {"SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"}) {
-    if (!vars.Has(name)) continue;
-    SHARD_ASSIGN_OR_RETURN(const int nodes, vars.Int(name, 1));
+    if (!vars.Has(variable)) continue;
+    SHARD_ASSIGN_OR_RETURN(const int nodes, vars.Int(variable, 1));
     if (nodes == 1) break;
-    return BackendUnavailable(
-        "env: Slurm has ", placement.world_size, " ranks on several hosts (",
-        name, "=", nodes,
-        "); they need a network backend, which this build does not have");
+    SHARD_ASSIGN_OR_RETURN(placement.url, SlurmPlace(vars, name));
+    return placement;
   }
-  placement.url = NameUrl(StrCat("slurm-", *vars.Get("SLURM_JOB_ID"), "-",
-                                 *vars.Get("SLURM_STEP_ID")));
+  placement.url = NameUrl(name);
   return placement;
 }
 

@@ -9,12 +9,18 @@
 //                  [SHARD_LOCAL_WORLD_SIZE]
 //   torchrun       RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 //                  [LOCAL_WORLD_SIZE, TORCHELASTIC_RUN_ID,
-//                  TORCHELASTIC_RESTART_COUNT]
+//                  TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_USE_AGENT_STORE]
 //   Open MPI       OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, PMIX_NAMESPACE
 //                  or OMPI_MCA_ess_base_jobid [OMPI_COMM_WORLD_LOCAL_SIZE]
 //   Slurm (srun)   SLURM_PROCID, SLURM_STEP_ID, SLURM_NTASKS, SLURM_JOB_ID
-//                  [SLURM_STEP_NUM_NODES, SLURM_NNODES, SLURM_JOB_NUM_NODES]
+//                  [SLURM_STEP_NUM_NODES, SLURM_NNODES, SLURM_JOB_NUM_NODES,
+//                  SLURM_STEP_NODELIST, SLURM_JOB_NODELIST, SLURM_NODELIST]
 //   none           one rank, alone
+//
+// Ranks on one host meet by a name that is unique to the job. Those of several
+// hosts meet at a host and a port: torchrun's MASTER_ADDR and MASTER_PORT, the
+// port after it where torchrun's own store has that one; the first host of
+// Slurm's list; MASTER_ADDR for Open MPI. SHARD_PORT replaces the port.
 //
 // A pure function of the variables.
 
@@ -42,8 +48,7 @@ struct Placement {
 using Getenv = std::function<const char*(const char* name)>;
 
 // Reads the placement from the variables. kInvalidArgument names the variables
-// and values that are wrong or missing; kBackendUnavailable when the ranks are
-// on several hosts.
+// and values that are wrong or missing.
 StatusOr<Placement> ReadPlacement(const Getenv& getenv);
 
 }  // namespace shard::env

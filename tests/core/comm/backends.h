@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs one test body for every backend: N ranks as threads or as processes.
+// Runs one test body for every backend: N ranks as threads, as processes, as
+// threads of hosts whose links are queues, or as processes of hosts with real
+// helpers, sockets and Gloo.
 
 #ifndef SHARD_TESTS_CORE_COMM_BACKENDS_H_
 #define SHARD_TESTS_CORE_COMM_BACKENDS_H_
@@ -9,6 +11,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,14 +19,22 @@
 #include "core/base/deadline.h"
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
+#include "tests/core/comm/mirrored_hosts.h"
+#include "tests/core/comm/tcp_hosts.h"
 #include "tests/ranks/ranks.h"
 
 namespace shard::testing {
 
-enum class Backend { kThreads, kShm };
+// The ranks of kHosts and kTcp meet in RunGroup, and have no URL of their own.
+enum class Backend { kThreads, kShm, kHosts, kTcp };
 
 inline std::string BackendName(Backend backend) {
-  return backend == Backend::kThreads ? "threads" : "shm";
+  constexpr const char* kNames[] = {"threads", "shm", "hosts", "tcp"};
+  return kNames[static_cast<int>(backend)];
+}
+
+inline bool HasProcesses(Backend backend) {
+  return backend == Backend::kShm || backend == Backend::kTcp;
 }
 
 // Returns the URL of a group. An example of `parameters` is "direct=0&delay=1".
@@ -40,7 +51,7 @@ inline Deadline Soon() { return Deadline::After(30); }
 // Runs body(rank) on every rank. All ranks have the same `name`.
 inline void RunEach(Backend backend, int world_size,
                     const std::function<void(int rank)>& body) {
-  if (backend == Backend::kThreads) {
+  if (!HasProcesses(backend)) {
     std::vector<std::thread> threads;
     for (int r = 0; r < world_size; ++r) {
       threads.emplace_back([&body, r] { body(r); });
@@ -57,9 +68,21 @@ inline void RunEach(Backend backend, int world_size,
 inline void RunGroup(Backend backend, int world_size,
                      const std::function<void(Communicator*)>& body,
                      bool shutdown = true, const std::string& parameters = "") {
-  const std::string url = UrlFor(backend, UniqueName(), world_size, parameters);
+  const std::string name = UniqueName();
+  std::optional<TcpHosts> tcp;
+  if (backend == Backend::kTcp) tcp.emplace(world_size);
+  std::unique_ptr<MirroredHosts> hosts;
+  if (backend == Backend::kHosts) {
+    hosts = std::make_unique<MirroredHosts>(HostBegins(world_size));
+  }
   RunEach(backend, world_size, [&](int rank) {
-    auto comm = OpenCommunicator(url, {.rank = rank, .world_size = world_size});
+    const CommOptions options{.rank = rank, .world_size = world_size};
+    const std::string url =
+        tcp ? tcp->Url(rank) : UrlFor(backend, name, world_size, parameters);
+    auto comm =
+        hosts != nullptr
+            ? StatusOr<std::shared_ptr<Communicator>>(hosts->Open(options))
+            : OpenCommunicator(url, options);
     ASSERT_TRUE(comm.ok()) << comm.status().ToString();
     body(comm->get());
     if (shutdown) {

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// GlooData between hosts that are loops on threads of this process, over real
+// sockets.
+
+#include "core/comm/network/helper/gloo_data.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+
+namespace shard::network {
+namespace {
+
+constexpr const char* kLoopback = "127.0.0.1";
+
+// A host: its loop runs on a thread of its own.
+class Host {
+ public:
+  Host(int number, int hosts, double seconds) {
+    auto loop = Loop::Create();
+    EXPECT_TRUE(loop.ok()) << loop.status().ToString();
+    loop_ = *std::move(loop);
+    auto data = GlooData::Create(loop_.get(), number, hosts, kLoopback,
+                                 Deadline::After(seconds));
+    EXPECT_TRUE(data.ok()) << data.status().ToString();
+    data_ = *std::move(data);
+    thread_ = std::thread([this] { (void)loop_->Run(); });
+  }
+  ~Host() {
+    OnLoop([this] { data_.reset(); });
+    loop_->Stop();
+    thread_.join();
+  }
+
+  GlooData* data() { return data_.get(); }
+
+  // Runs `action` on the loop's thread and waits for its end.
+  void OnLoop(const std::function<void()>& action) {
+    std::atomic<bool> done = false;
+    loop_->Post([&] {
+      action();
+      done = true;
+      done.notify_all();
+    });
+    done.wait(false);
+  }
+
+ private:
+  std::unique_ptr<Loop> loop_;
+  std::unique_ptr<GlooData> data_;
+  std::thread thread_;
+};
+
+using Hosts = std::vector<std::unique_ptr<Host>>;
+
+Hosts MakeHosts(int count, double seconds = 30) {
+  Hosts hosts;
+  for (int h = 0; h < count; ++h) {
+    hosts.push_back(std::make_unique<Host>(h, count, seconds));
+  }
+  return hosts;
+}
+
+// Connects all hosts and returns their results. `ends[h][i]`: what host h is
+// told of host i.
+std::vector<Status> Connect(const Hosts& hosts,
+                            std::vector<std::vector<GlooData::End>> ends) {
+  std::vector<Status> results(hosts.size());
+  std::atomic<size_t> done = 0;
+  for (size_t h = 0; h < hosts.size(); ++h) {
+    hosts[h]->OnLoop([&, h] {
+      hosts[h]->data()->Connect(std::move(ends[h]),
+                                [&, h](int host, const Status& status) {
+                                  EXPECT_EQ(host >= 0, !status.ok());
+                                  results[h] = status;
+                                  ++done;
+                                  done.notify_all();
+                                });
+    });
+  }
+  for (size_t seen = done; seen < hosts.size(); seen = done) done.wait(seen);
+  return results;
+}
+
+std::vector<std::vector<GlooData::End>> EndsOf(const Hosts& hosts) {
+  std::vector<std::vector<GlooData::End>> ends(hosts.size());
+  for (size_t h = 0; h < hosts.size(); ++h) {
+    for (size_t i = 0; i < hosts.size(); ++i) {
+      ends[h].push_back(h == i ? GlooData::End()
+                               : hosts[i]->data()->end(static_cast<int>(h)));
+    }
+  }
+  return ends;
+}
+
+void ExpectConnected(const std::vector<Status>& results) {
+  for (size_t h = 0; h < results.size(); ++h) {
+    EXPECT_TRUE(results[h].ok())
+        << "host " << h << ": " << results[h].ToString();
+  }
+}
+
+// Data of many sizes goes between all hosts at the same time, in order, into
+// the memory that was named for it, whichever end comes first.
+TEST(GlooDataTest, MovesDataBetweenAllHosts) {
+  constexpr int kHosts = 3;
+  constexpr int kPieces = 40;
+  Hosts hosts = MakeHosts(kHosts);
+  ExpectConnected(Connect(hosts, EndsOf(hosts)));
+  const auto size_of = [](int piece) {
+    return static_cast<size_t>(piece % 4 == 3 ? 1 << 20 : 1 + 977 * piece);
+  };
+  const auto byte_of = [](int from, int to, int piece) {
+    return static_cast<std::byte>(from * 80 + to * 40 + piece);
+  };
+  using Pieces = std::vector<std::vector<std::byte>>;
+  // By sender or receiver, and the other one.
+  std::vector<std::vector<Pieces>> sent(kHosts, std::vector<Pieces>(kHosts));
+  std::vector<std::vector<Pieces>> received = sent;
+  std::atomic<int> done = 0;
+  for (int h = 0; h < kHosts; ++h) {
+    for (int i = 0; i < kHosts; ++i) {
+      for (int p = 0; p < kPieces; ++p) {
+        sent[h][i].emplace_back(size_of(p), byte_of(h, i, p));
+        received[h][i].emplace_back(size_of(p), std::byte{0});
+      }
+    }
+  }
+  const auto send = [&](int h) {
+    for (int p = 0; p < kPieces; ++p) {
+      for (int i = 0; i < kHosts; ++i) {
+        if (i == h) continue;
+        hosts[h]->data()->Send(i, sent[h][i][p].data(), size_of(p), nullptr);
+      }
+    }
+  };
+  const auto receive = [&](int h) {
+    for (int p = 0; p < kPieces; ++p) {
+      for (int i = 0; i < kHosts; ++i) {
+        if (i == h) continue;
+        hosts[h]->data()->Receive(i, received[h][i][p].data(), size_of(p), [&] {
+          ++done;
+          done.notify_all();
+        });
+      }
+    }
+  };
+  for (int h = 0; h < kHosts; ++h) {
+    hosts[h]->OnLoop([&] {
+      // The receiver comes first on one host, and last on another.
+      if (h == 0) receive(h);
+      send(h);
+      if (h != 0) receive(h);
+    });
+  }
+  constexpr int kAll = kHosts * (kHosts - 1) * kPieces;
+  for (int seen = done; seen < kAll; seen = done) done.wait(seen);
+  uint64_t bytes = 0;
+  for (int p = 0; p < kPieces; ++p) bytes += size_of(p);
+  for (int h = 0; h < kHosts; ++h) {
+    EXPECT_EQ(hosts[h]->data()->bytes_sent(), 2 * bytes);
+    EXPECT_EQ(hosts[h]->data()->bytes_received(), 2 * bytes);
+    for (int i = 0; i < kHosts; ++i) {
+      if (i == h) continue;
+      for (int p = 0; p < kPieces; ++p) {
+        ASSERT_TRUE(received[h][i][p] == sent[i][h][p])
+            << "piece " << p << " from host " << i << " to host " << h;
+      }
+    }
+  }
+  // Gloo may be in the call yet that has sent the last bytes.
+  hosts.clear();
+}
+
+// A host that goes is told to the others, and those go on with each other.
+TEST(GlooDataTest, ALostHostIsTold) {
+  Hosts hosts = MakeHosts(3);
+  ExpectConnected(Connect(hosts, EndsOf(hosts)));
+  std::atomic<int> lost = 0;
+  std::byte never[64];
+  for (int h : {0, 1}) {
+    hosts[h]->OnLoop([&, h] {
+      hosts[h]->data()->set_on_lost([&, h](int host, const Status& why) {
+        EXPECT_EQ(host, 2) << why.ToString();
+        EXPECT_EQ(why.code(), StatusCode::kUnavailable) << why.ToString();
+        hosts[h]->data()->Lose(host);
+        ++lost;
+        lost.notify_all();
+      });
+      hosts[h]->data()->Receive(2, never, sizeof(never),
+                                [] { ADD_FAILURE() << "nothing was sent"; });
+    });
+  }
+  hosts[2].reset();
+  for (int seen = lost; seen < 2; seen = lost) lost.wait(seen);
+
+  std::byte sent[64];
+  std::memset(sent, 7, sizeof(sent));
+  std::byte received[64] = {};
+  std::atomic<bool> done = false;
+  hosts[1]->OnLoop([&] {
+    hosts[1]->data()->Receive(0, received, sizeof(received), [&] {
+      done = true;
+      done.notify_all();
+    });
+  });
+  hosts[0]->OnLoop([&] {
+    hosts[0]->data()->Send(1, sent, sizeof(sent), nullptr);
+    // Data for a host that is lost is dropped.
+    hosts[0]->data()->Send(2, sent, sizeof(sent), nullptr);
+  });
+  done.wait(false);
+  EXPECT_EQ(std::memcmp(sent, received, sizeof(sent)), 0);
+  hosts.clear();  // Before the memory that it sends.
+}
+
+// Another token than the one that came over the channel is a stranger's.
+TEST(GlooDataTest, AnotherTokenIsAStrangers) {
+  const Hosts hosts = MakeHosts(2);
+  auto ends = EndsOf(hosts);
+  ends[1][0].token = std::string(32, 'x');
+  const std::vector<Status> results = Connect(hosts, std::move(ends));
+  EXPECT_EQ(results[0].code(), StatusCode::kPermissionDenied)
+      << results[0].ToString();
+}
+
+// A host that does not connect costs the others their deadline, not more.
+TEST(GlooDataTest, AHostThatDoesNotConnectEndsByTheDeadline) {
+  const Hosts hosts = MakeHosts(2, 0.5);
+  auto ends = EndsOf(hosts);
+  Status result;
+  std::atomic<bool> done = false;
+  hosts[0]->OnLoop([&] {
+    hosts[0]->data()->Connect(std::move(ends[0]),
+                              [&](int host, const Status& status) {
+                                EXPECT_EQ(host, 1);
+                                result = status;
+                                done = true;
+                                done.notify_all();
+                              });
+  });
+  done.wait(false);
+  EXPECT_EQ(result.code(), StatusCode::kUnavailable) << result.ToString();
+}
+
+// Memory is held until the data has left it.
+TEST(GlooDataTest, HoldsTheOwnerOfDataUntilItIsSent) {
+  Hosts hosts = MakeHosts(2);
+  ExpectConnected(Connect(hosts, EndsOf(hosts)));
+  constexpr size_t kBytes = size_t{8} << 20;  // More than a socket takes.
+  auto data = std::make_shared<std::vector<std::byte>>(kBytes, std::byte{9});
+  const std::weak_ptr<std::vector<std::byte>> watch = data;
+  std::vector<std::byte> received(kBytes);
+  hosts[0]->OnLoop([&] {
+    const std::byte* const bytes = data->data();
+    hosts[0]->data()->Send(1, bytes, kBytes, std::move(data));
+  });
+  EXPECT_FALSE(watch.expired());
+  std::atomic<bool> done = false;
+  hosts[1]->OnLoop([&] {
+    hosts[1]->data()->Receive(0, received.data(), kBytes, [&] {
+      done = true;
+      done.notify_all();
+    });
+  });
+  done.wait(false);
+  EXPECT_TRUE(received == std::vector<std::byte>(kBytes, std::byte{9}));
+  hosts.clear();
+}
+
+}  // namespace
+}  // namespace shard::network

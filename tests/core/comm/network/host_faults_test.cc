@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks on hosts of their own network, with real helpers, while one rank, one
+// helper or one link fails at a random moment. All survivors return in time and
+// name the right rank; no process and no socket is left. SHARD_TEST_LONG makes
+// 1,000 faults.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/strings.h"
+#include "core/comm/communicator.h"
+#include "core/comm/exchange.h"
+#include "tests/core/base/comes_true.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/base/sanitizers.h"
+#include "tests/namespaces/namespaces.h"
+#include "tests/ranks/ranks.h"
+
+namespace shard::testing::host_faults_test {
+namespace {
+
+constexpr int kMostRanks = 8;
+constexpr double kDeadlineSeconds = 2;  // Of each collective.
+// Of the meeting. Hosts bear a quarter of it as silence, which has to pass
+// before a collective's deadline does.
+constexpr double kMeetSeconds = 4;
+// What a busy machine adds to the second that a return may take.
+constexpr double kSlackSeconds = kSanitized ? 4 : 1;
+
+enum class Kind {
+  kKillRank,
+  kExitRank,
+  kStopRank,
+  kKillHelper,
+  kStopHelper,
+  kCutLink,
+};
+constexpr Kind kKinds[] = {Kind::kKillRank,   Kind::kExitRank,
+                           Kind::kStopRank,   Kind::kKillHelper,
+                           Kind::kStopHelper, Kind::kCutLink};
+
+std::string NameOf(Kind kind) {
+  constexpr const char* kNames[] = {"KillRank",   "ExitRank",   "StopRank",
+                                    "KillHelper", "StopHelper", "CutLink"};
+  return kNames[static_cast<int>(kind)];
+}
+
+struct Fault {
+  Kind kind = Kind::kKillRank;
+  int target = 0;        // A rank, or a host.
+  int after_loops = 0;   // Of all ranks; -1: while they meet.
+  int microseconds = 0;  // Which pass then.
+  bool of_host() const { return kind >= Kind::kKillHelper; }
+  std::string ToString() const {
+    return StrCat(NameOf(kind), " ", target, " after ", after_loops,
+                  " loops and ", microseconds, " us");
+  }
+};
+
+// The numbers of the ranks at which hosts begin, and their end.
+std::vector<int> BeginsFor(int world_size) {
+  if (world_size == 2) return {0, 1, 2};
+  if (world_size == 3) return {0, 2, 3};
+  return {0, 3, 5, 8};
+}
+
+int HostOf(const std::vector<int>& begins, int rank) {
+  return static_cast<int>(std::upper_bound(begins.begin(), begins.end(), rank) -
+                          begins.begin()) -
+         1;
+}
+
+double Now() {
+  return std::chrono::duration<double>(
+             Deadline::Clock::now().time_since_epoch())
+      .count();
+}
+
+// What the processes of a test tell each other.
+struct Board {
+  std::atomic<pid_t> pids[kMostRanks];
+  std::atomic<int> loops[kMostRanks];
+  std::atomic<bool> ended[kMostRanks];
+  std::atomic<double> fault_at;
+  std::atomic<int> exits;  // The rank that ends itself, or -1.
+};
+
+class SharedBoard {
+ public:
+  SharedBoard()
+      : board_(static_cast<Board*>(::mmap(nullptr, sizeof(Board),
+                                          PROT_READ | PROT_WRITE,
+                                          MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
+    board_->exits = -1;
+    for (auto& loops : board_->loops) loops = -1;
+  }
+  SharedBoard(const SharedBoard&) = delete;
+  SharedBoard& operator=(const SharedBoard&) = delete;
+  ~SharedBoard() { ::munmap(board_, sizeof(Board)); }
+  Board* operator->() const { return board_; }
+
+ private:
+  Board* const board_;
+};
+
+// Calls collectives of every kind until one fails.
+Status Work(Communicator* comm, Board* board) {
+  const int rank = comm->rank();
+  const auto soon = [] { return Deadline::After(kDeadlineSeconds); };
+  const RankSet all = RankSet::All(comm->world_size());
+  const auto ranks = static_cast<size_t>(comm->world_size());
+  std::vector<float> tensor(30'000);
+  std::vector<float> tensors(tensor.size() * ranks);
+  SHARD_ASSIGN_OR_RETURN(const auto exchange,
+                         comm->OpenExchange("exchange", soon()));
+  for (int loop = 0;; ++loop) {
+    board->loops[rank] = loop;
+    if (board->exits == rank) ::_exit(0);
+    SHARD_RETURN_IF_ERROR(comm->Barrier("barrier", soon()));
+    SHARD_RETURN_IF_ERROR(exchange->ReduceScatter(
+        "reduce", all,
+        {.send = tensors.data(), .count = tensor.size(), .recv = tensor.data()},
+        soon()));
+    SHARD_RETURN_IF_ERROR(exchange->AllGatherBlocks(
+        "gather blocks", all, tensor.data(), tensor.size() * sizeof(float),
+        tensors.data(), soon()));
+    SHARD_RETURN_IF_ERROR(
+        comm->Broadcast("broadcast", loop % comm->world_size(), tensor.data(),
+                        tensor.size() * sizeof(float), soon()));
+  }
+}
+
+bool IsHelper(pid_t pid) {
+  std::error_code gone;
+  const auto program = std::filesystem::read_symlink(
+      StrCat("/proc/", int64_t{pid}, "/exe"), gone);
+  return program.filename() == "shard-network";
+}
+
+class HostFaultsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto made = Namespaces::Make(1);
+    if (!made.ok()) {
+      GTEST_SKIP() << "no network namespaces: " << made.status().ToString();
+    }
+    const std::string helper =
+        std::filesystem::canonical("sdk/network/shard-network");
+    ::setenv("SHARD_NETWORK_HELPER", helper.c_str(), 1);
+  }
+
+  // Runs a world in which a fault happens, and expects what has to follow.
+  void RunWith(int world_size, const Fault& fault);
+
+ private:
+  void Inject(const Fault& fault, Board* board, int world_size);
+
+  std::unique_ptr<Namespaces> hosts_;
+};
+
+void HostFaultsTest::Inject(const Fault& fault, Board* board, int world_size) {
+  const auto helper = [&] {
+    for (const pid_t pid : hosts_->Processes(fault.target)) {
+      if (IsHelper(pid)) return pid;
+    }
+    return pid_t{-1};
+  };
+  ASSERT_TRUE(ComesTrue([&] {
+    if (fault.after_loops < 0) {
+      return fault.of_host() ? helper() > 0 : board->pids[fault.target] > 0;
+    }
+    return std::all_of(
+        board->loops, board->loops + world_size,
+        [&](const auto& loops) { return loops >= fault.after_loops; });
+  }));
+  // A moment that nothing tells.
+  std::this_thread::sleep_for(std::chrono::microseconds(fault.microseconds));
+  board->fault_at = Now();
+  pid_t stopped = -1;
+  switch (fault.kind) {
+    case Kind::kKillRank:
+      ::kill(board->pids[fault.target], SIGKILL);
+      break;
+    case Kind::kExitRank:
+      board->exits = fault.target;
+      break;
+    case Kind::kStopRank:
+      stopped = board->pids[fault.target];
+      break;
+    case Kind::kKillHelper:
+    case Kind::kStopHelper: {
+      const pid_t pid = helper();
+      ASSERT_GT(pid, 0) << "the helper had ended before";
+      if (fault.kind == Kind::kKillHelper) {
+        ::kill(pid, SIGKILL);
+      } else {
+        stopped = pid;
+      }
+      break;
+    }
+    case Kind::kCutLink:
+      EXPECT_OK(hosts_->CutLink(fault.target));
+      break;
+  }
+  if (stopped > 0) {
+    ::kill(stopped, SIGSTOP);
+    // Ends it when all others have returned, so that nothing is left.
+    EXPECT_TRUE(ComesTrue([&] {
+      for (int rank = 0; rank < world_size; ++rank) {
+        const bool is_target = !fault.of_host() && rank == fault.target;
+        if (!is_target && !board->ended[rank]) return false;
+      }
+      return true;
+    }));
+    ::kill(stopped, SIGKILL);
+  }
+}
+
+void HostFaultsTest::RunWith(int world_size, const Fault& fault) {
+  SCOPED_TRACE(StrCat(world_size, " ranks, ", fault.ToString()));
+  const std::vector<int> begins = BeginsFor(world_size);
+  const int hosts = static_cast<int>(begins.size()) - 1;
+  auto made = Namespaces::Make(hosts);
+  ASSERT_OK(made);
+  hosts_ = *std::move(made);
+  const SharedBoard board;
+  const std::string url = StrCat("tcp://", Namespaces::Address(0),
+                                 ":7077?trust=network&meet=", kMeetSeconds);
+  const auto results = RunRanks(world_size + 1, [&](const Rank& rank) {
+    const int me = rank.rank();
+    if (me == world_size) {
+      Inject(fault, board.operator->(), world_size);
+      return;
+    }
+    ASSERT_OK(hosts_->Enter(HostOf(begins, me)));
+    board->pids[me] = ::getpid();
+    const CommOptions options = {
+        .rank = me, .world_size = world_size, .timeout = kDeadlineSeconds};
+    auto comm = OpenCommunicator(url, options);
+    const Status status =
+        comm.ok() ? Work(comm->get(), board.operator->()) : comm.status();
+    const double seconds = Now() - board->fault_at;
+    board->ended[me] = true;
+    rank.Report(StrCat(seconds, " s: ", status.ToString()));
+    EXPECT_GT(board->fault_at, 0) << status.ToString();
+    const double bound =
+        fault.after_loops < 0 ? kMeetSeconds : kDeadlineSeconds;
+    EXPECT_LT(seconds, bound + 1 + kSlackSeconds) << status.ToString();
+    EXPECT_FALSE(status.ok());
+    if (fault.after_loops < 0) return;
+    if (fault.kind == Kind::kStopRank) {
+      EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded)
+          << status.ToString();
+      EXPECT_EQ(status.rank(), fault.target) << status.ToString();
+    } else if (!fault.of_host()) {
+      EXPECT_EQ(status.code(), StatusCode::kRankLost) << status.ToString();
+      EXPECT_EQ(status.rank(), fault.target) << status.ToString();
+    } else if (HostOf(begins, me) != fault.target) {
+      EXPECT_EQ(status.code(), StatusCode::kRankLost) << status.ToString();
+      EXPECT_EQ(status.rank(), begins[static_cast<size_t>(fault.target)])
+          << status.ToString();
+    }
+  });
+  for (const RankResult& result : results) {
+    const bool is_target = !fault.of_host() && result.rank == fault.target;
+    if (is_target && fault.kind == Kind::kExitRank) {
+      EXPECT_EQ(result.exit_code, 0) << result.ToString();
+    } else if (is_target) {
+      EXPECT_EQ(result.signal, SIGKILL) << result.ToString();
+    } else {
+      EXPECT_TRUE(result.passed()) << result.ToString();
+    }
+  }
+  for (int host = 0; host < hosts; ++host) {
+    EXPECT_TRUE(ComesTrue([&] { return hosts_->Processes(host).empty(); }))
+        << "processes are left on host " << host;
+    // A process that ends leaves /proc before its sockets are closed.
+    std::string sockets;
+    EXPECT_TRUE(ComesTrue([&] {
+      sockets = *hosts_->ListSockets(host);
+      return sockets.empty();
+    })) << "sockets are left on host "
+        << host << ": " << sockets;
+  }
+}
+
+TEST_F(HostFaultsTest, EachKind) {
+  for (const int world_size : {2, 3, 8}) {
+    for (const Kind kind : kKinds) {
+      RunWith(world_size, {.kind = kind, .target = 1, .after_loops = 3});
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(HostFaultsTest, WhileTheyMeet) {
+  for (const Kind kind : kKinds) {
+    if (kind == Kind::kExitRank) continue;  // Which calls nothing by then.
+    RunWith(3, {.kind = kind, .target = 1, .after_loops = -1});
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(HostFaultsTest, RandomFaults) {
+  const int faults = std::getenv("SHARD_TEST_LONG") != nullptr ? 1000 : 12;
+  std::mt19937 random(19);
+  const auto below = [&](int end) {
+    return std::uniform_int_distribution<int>(0, end - 1)(random);
+  };
+  constexpr int kWorlds[] = {2, 3, 8};
+  for (int i = 0; i < faults && !HasFailure(); ++i) {
+    const int world_size = kWorlds[below(3)];
+    Fault fault = {.kind = kKinds[below(6)],
+                   .after_loops = below(20),
+                   .microseconds = below(3000)};
+    const auto hosts = static_cast<int>(BeginsFor(world_size).size()) - 1;
+    fault.target = below(fault.of_host() ? hosts : world_size);
+    RunWith(world_size, fault);
+  }
+}
+
+}  // namespace
+}  // namespace shard::testing::host_faults_test
