@@ -201,7 +201,8 @@ TEST_P(AgreementTest, ARankWithoutFactsMayHaveAnything) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, AgreementTest,
-                         ::testing::Values(Backend::kThreads, Backend::kShm),
+                         ::testing::Values(Backend::kThreads, Backend::kShm,
+                                           Backend::kHosts, Backend::kTcp),
                          [](const auto& info) {
                            return BackendName(info.param);
                          });

@@ -88,7 +88,8 @@ TEST_P(DeadlockTest, AHostMayWaitForItsLibrary) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, DeadlockTest,
-                         ::testing::Values(Backend::kThreads, Backend::kShm),
+                         ::testing::Values(Backend::kThreads, Backend::kShm,
+                                           Backend::kHosts, Backend::kTcp),
                          [](const auto& info) {
                            return BackendName(info.param);
                          });

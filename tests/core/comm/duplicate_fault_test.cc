@@ -194,14 +194,15 @@ TEST_P(EndTest, ASiblingEndsAll) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EndTest,
-                         ::testing::Combine(::testing::Values(Backend::kThreads,
-                                                              Backend::kShm),
-                                            ::testing::Values(2, 4)),
-                         [](const auto& info) {
-                           return StrCat(BackendName(std::get<0>(info.param)),
-                                         std::get<1>(info.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, EndTest,
+    ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kShm,
+                                         Backend::kHosts, Backend::kTcp),
+                       ::testing::Values(2, 4)),
+    [](const auto& info) {
+      return StrCat(BackendName(std::get<0>(info.param)),
+                    std::get<1>(info.param));
+    });
 
 // --- a rank is killed ---
 

@@ -120,6 +120,58 @@ TEST(EnvironmentTest, Understood) {
   }
 }
 
+TEST(EnvironmentTest, SeveralHostsMeetAtAHostAndAPort) {
+  const Vars torchrun = With(kTorchrun, {{"LOCAL_WORLD_SIZE", "2"},
+                                         {"MASTER_ADDR", "node-1"},
+                                         {"TORCHELASTIC_RUN_ID", "run 7"},
+                                         {"TORCHELASTIC_RESTART_COUNT", "3"}});
+  const Vars slurm = With(
+      kSlurm, {{"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", "gpu[07-08,11]"}});
+  const Vars open_mpi = With(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
+                                        {"MASTER_ADDR", "fd00::2"}});
+  const struct {
+    const char* name;
+    Vars vars;
+    const char* url;
+  } cases[] = {
+      {"shard",
+       With(kShard, {{"SHARD_LOCAL_WORLD_SIZE", "2"},
+                     {"SHARD_RENDEZVOUS", "tcp://node-1:29500?job=a"}}),
+       "tcp://node-1:29500?job=a"},
+      {"shard",
+       With(kShard, {{"SHARD_LOCAL_WORLD_SIZE", "2"},
+                     {"SHARD_RENDEZVOUS", "file:/nfs/a?job=a"}}),
+       "file:/nfs/a?job=a"},
+      {"torchrun", torchrun, "tcp://node-1:29500?job=run_7&restart=3"},
+      {"torchrun, whose store has the port",
+       With(torchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}}),
+       "tcp://node-1:29501?job=run_7&restart=3"},
+      {"a port of ours",
+       With(torchrun,
+            {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"SHARD_PORT", "4000"}}),
+       "tcp://node-1:4000?job=run_7&restart=3"},
+      {"Slurm", slurm, "tcp://gpu07:30639?job=slurm-1234-5&restart=0"},
+      {"Slurm, hosts without brackets",
+       With(slurm, {{"SLURM_STEP_NODELIST", "a-1,b[2-3]"}}),
+       "tcp://a-1:30639?job=slurm-1234-5&restart=0"},
+      {"Slurm, two brackets",
+       With(slurm, {{"SLURM_STEP_NODELIST", "r[1-2]n[03,05]x"}}),
+       "tcp://r1n03x:30639?job=slurm-1234-5&restart=0"},
+      {"Slurm, a given host", With(slurm, {{"MASTER_ADDR", "head"}}),
+       "tcp://head:29400?job=slurm-1234-5&restart=0"},
+      {"Open MPI", open_mpi,
+       "tcp://[fd00::2]:29400?job=ompi-prterun-host-77@1&restart=0"},
+      {"Open MPI, a port", With(open_mpi, {{"MASTER_PORT", "5000"}}),
+       "tcp://[fd00::2]:5000?job=ompi-prterun-host-77@1&restart=0"},
+  };
+  for (const auto& each : cases) {
+    SCOPED_TRACE(each.name);
+    const auto placement = Read(each.vars);
+    ASSERT_TRUE(placement.ok()) << placement.status().ToString();
+    EXPECT_EQ(placement->url, each.url);
+  }
+}
+
 struct BadCase {
   const char* name;
   Vars vars;
@@ -129,7 +181,6 @@ struct BadCase {
 
 TEST(EnvironmentTest, Refused) {
   const StatusCode kInvalid = StatusCode::kInvalidArgument;
-  const StatusCode kNoBackend = StatusCode::kBackendUnavailable;
   const BadCase cases[] = {
       {"half of shard",
        Without(kShard, "SHARD_RENDEZVOUS"),
@@ -182,20 +233,25 @@ TEST(EnvironmentTest, Refused) {
        {"SHARD_RENDEZVOUS='env:'"}},
       {"shard, two hosts",
        With(kShard, {{"SHARD_LOCAL_WORLD_SIZE", "2"}}),
-       kNoBackend,
-       {"SHARD_LOCAL_WORLD_SIZE=2", "network backend"}},
-      {"torchrun, two hosts",
-       With(kTorchrun, {{"LOCAL_WORLD_SIZE", "2"}}),
-       kNoBackend,
-       {"LOCAL_WORLD_SIZE=2"}},
-      {"Open MPI, two hosts",
+       kInvalid,
+       {"SHARD_RENDEZVOUS='job-17' is a name on one host",
+        "tcp://node-1:29500"}},
+      {"more ranks on a host than there are",
+       With(kTorchrun, {{"LOCAL_WORLD_SIZE", "5"}}),
+       kInvalid,
+       {"LOCAL_WORLD_SIZE=5 is more than WORLD_SIZE=4"}},
+      {"torchrun, two hosts, no port",
+       With(kTorchrun, {{"LOCAL_WORLD_SIZE", "2"}, {"MASTER_PORT", "x"}}),
+       kInvalid,
+       {"MASTER_PORT='x'"}},
+      {"Open MPI, two hosts, no place",
        With(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}}),
-       kNoBackend,
-       {"OMPI_COMM_WORLD_LOCAL_SIZE=1"}},
-      {"Slurm, two hosts",
+       kInvalid,
+       {"Open MPI", "set MASTER_ADDR", "mpirun -x"}},
+      {"Slurm, two hosts, no list",
        With(kSlurm, {{"SLURM_NNODES", "2"}}),
-       kNoBackend,
-       {"SLURM_NNODES=2", "network backend"}},
+       kInvalid,
+       {"Slurm", "set MASTER_ADDR"}},
   };
   for (const BadCase& bad : cases) {
     SCOPED_TRACE(bad.name);

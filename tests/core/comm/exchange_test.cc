@@ -133,9 +133,10 @@ TEST_P(ExchangeTest, IsNoDuplicate) {
                 : comm->Duplicate("it", /*direct=*/true, Soon()).status();
         EXPECT_EQ(status.code(), StatusCode::kDesync) << status.ToString();
         EXPECT_EQ(status.rank(), 2);
+        EXPECT_TRUE(
+            Contains(status.message(), "rank 0 called duplication 'it'"));
         EXPECT_TRUE(Contains(status.message(),
-                             "rank 0 called duplication 'it', rank 2 called "
-                             "opening of an exchange 'it'"));
+                             "rank 2 called opening of an exchange 'it'"));
       },
       /*shutdown=*/false);
 }
@@ -199,14 +200,15 @@ TEST_P(ExchangeTest, GathersSmallBlocksInARound) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ExchangeTest,
-                         ::testing::Combine(::testing::Values(Backend::kThreads,
-                                                              Backend::kShm),
-                                            ::testing::Bool()),
-                         [](const auto& info) {
-                           return BackendName(std::get<0>(info.param)) +
-                                  (std::get<1>(info.param) ? "" : "NotDirect");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, ExchangeTest,
+    ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kShm,
+                                         Backend::kHosts, Backend::kTcp),
+                       ::testing::Bool()),
+    [](const auto& info) {
+      return BackendName(std::get<0>(info.param)) +
+             (std::get<1>(info.param) ? "" : "NotDirect");
+    });
 
 }  // namespace
 }  // namespace shard::testing::exchange_test

@@ -236,14 +236,15 @@ TEST(LocalTest, NeverWaits) {
   SHARD_EXPECT_OK((*comm)->Shutdown(Deadline::After(0)));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, FaultTest,
-                         ::testing::Combine(::testing::Values(Backend::kThreads,
-                                                              Backend::kShm),
-                                            ::testing::Values(2, 4)),
-                         [](const auto& info) {
-                           return BackendName(std::get<0>(info.param)) +
-                                  std::to_string(std::get<1>(info.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, FaultTest,
+    ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kShm,
+                                         Backend::kHosts, Backend::kTcp),
+                       ::testing::Values(2, 4)),
+    [](const auto& info) {
+      return BackendName(std::get<0>(info.param)) +
+             std::to_string(std::get<1>(info.param));
+    });
 
 // --- a rank is killed at the entry of each phase ---
 

@@ -83,7 +83,8 @@ TEST_P(GatherTest, EveryRankHasTheTextOfRankZero) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, GatherTest,
-                         ::testing::Values(Backend::kThreads, Backend::kShm),
+                         ::testing::Values(Backend::kThreads, Backend::kShm,
+                                           Backend::kHosts, Backend::kTcp),
                          [](const auto& info) {
                            return testing::BackendName(info.param);
                          });

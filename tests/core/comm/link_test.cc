@@ -197,7 +197,7 @@ TEST(MixedTest, DirectAndNotDirectIsDesync) {
     EXPECT_TRUE(Contains(status.message(),
                          "rank 0 called all-gather 'open: trace' of 4 bytes, "
                          "rank 1 called all-gather 'open: trace' of 4 bytes "
-                         "with direct=0"))
+                         "without shared memory"))
         << status.ToString();
   });
 }

@@ -266,7 +266,8 @@ TEST_P(NoticesFaultTest, AHostMayWaitForItsLibrary) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, NoticesFaultTest,
-                         ::testing::Values(Backend::kThreads, Backend::kShm),
+                         ::testing::Values(Backend::kThreads, Backend::kShm,
+                                           Backend::kHosts, Backend::kTcp),
                          [](const auto& info) {
                            return BackendName(info.param);
                          });

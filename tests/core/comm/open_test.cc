@@ -36,7 +36,19 @@ struct BadUrl {
 TEST(OpenTest, WrongUrlsAreRefused) {
   const BadUrl cases[] = {
       {"", 0, 1, "has no name"},
-      {"tcp://host:1", 0, 1, "known: local:, threads:N, shm:NAME, env:"},
+      {"udp://host:1", 0, 1,
+       "known: local:, threads:N, shm:NAME, tcp://HOST:PORT, "
+       "file:/FOLDER, env:"},
+      {"tcp:host:1", 0, 1, "the form is tcp://host:port"},
+      {"tcp://", 0, 1, "the form is tcp://host:port"},
+      {"file:", 0, 1, "the form is file:/path"},
+      {"file:folder", 0, 1, "the form is file:/path"},
+      {"file:/folder?jop=x", 0, 1, "unknown key 'jop'"},
+      {"tcp://host:1?restart=-1", 0, 1, "restart=-1 is out of range"},
+      {"tcp://host:1?meet=0", 0, 1, "meet=0 is out of range"},
+      {"tcp://host:1?direct=0", 0, 1, "share no memory as it is"},
+      {"tcp://host:1?jop=x", 0, 1, "unknown key 'jop'"},
+      {"tcp://host:1", 2, 2, "rank 2 is not in 0 to 1"},
       {"local:x", 0, 1, "followed by nothing"},
       {"local:", 1, 2, "the options say rank 1 of 2"},
       {"local:?tmeout=1", 0, 1, "unknown key 'tmeout'"},

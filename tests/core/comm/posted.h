@@ -42,16 +42,7 @@ class Poster {
       const Seen& seen = [](int, uint64_t) {},
       const Deadline& deadline = Soon()) {
     const Posted mine = {++number_, rank_};
-    const Status posted = notices_->Post(
-        &mine,
-        [&](int rank, const void* notice) {
-          const auto* other = static_cast<const Posted*>(notice);
-          EXPECT_NE(rank, rank_);
-          EXPECT_EQ(other->number, number_);
-          EXPECT_EQ(other->rank, rank);
-          seen(rank, number_);
-        },
-        deadline);
+    const Status posted = notices_->Post(&mine, CheckEach(seen), deadline);
     if (!posted.ok()) --number_;
     return posted;
   }
@@ -63,15 +54,30 @@ class Poster {
     return Status();
   }
 
-  Status Meet(const Deadline& deadline = Soon()) {
+  Status Meet(
+      const Seen& seen = [](int, uint64_t) {},
+      const Deadline& deadline = Soon()) {
     const Posted mine = {++number_, rank_};
     std::vector<Posted> all(static_cast<size_t>(world_size_));
-    SHARD_RETURN_IF_ERROR(notices_->Meet(&mine, all.data(), deadline));
+    SHARD_RETURN_IF_ERROR(
+        notices_->Meet(&mine, CheckEach(seen), all.data(), deadline));
     Check(all);
     return Status();
   }
 
  private:
+  Notices::Compare CheckEach(const Seen& seen) {
+    return [this, seen](int rank, const void* theirs, const void* ours) {
+      const auto* other = static_cast<const Posted*>(theirs);
+      const auto* own = static_cast<const Posted*>(ours);
+      EXPECT_NE(rank, rank_);
+      EXPECT_LE(own->number, number_);
+      EXPECT_EQ(own->rank, rank_);
+      EXPECT_EQ(other->number, own->number);
+      EXPECT_EQ(other->rank, rank);
+      seen(rank, own->number);
+    };
+  }
   void Check(const std::vector<Posted>& all) const {
     for (size_t r = 0; r < all.size(); ++r) {
       EXPECT_EQ(all[r].number, number_);

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <future>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "core/collectives/collectives.h"
@@ -47,6 +48,40 @@ TEST(NcclFaultsTest, ARankThatDoesNotComeIsNamed) {
     // On the rank that comes second, too, which is told the first one's error.
     EXPECT_TRUE(status.message().starts_with("'gather': 1 of 3 ranks"))
         << status.message();
+  });
+}
+
+// Returns the collectives of NCCL that the rank remembers.
+nlohmann::json RecordOf(const NcclRank& rank) {
+  nlohmann::json found = nlohmann::json::array();
+  const auto dump = nlohmann::json::parse(rank.comm->observer()->DumpText());
+  for (const nlohmann::json& entry : dump.at("collectives")) {
+    if (entry.at("name") == "NCCL's collectives") found.push_back(entry);
+  }
+  return found;
+}
+
+TEST(NcclFaultsTest, ARankRemembersWhatTheDeviceHasDone) {
+  RunNcclRanks([](NcclRank* rank) {
+    // The watchdog has seen the end of the first one.
+    EXPECT_TRUE(
+        ComesTrue([&] { return RecordOf(*rank)[0]["state"] == "done"; }));
+    const nlohmann::json first = RecordOf(*rank)[0];
+    EXPECT_EQ(first["number"], 1);
+    EXPECT_EQ(first["operation"], "all_gather_blocks");
+    EXPECT_EQ(first["what"], "gather");
+    EXPECT_EQ(first["bytes"], kFaultBytes);
+    EXPECT_EQ(first["ranks"], 3);
+    if (rank->comm->rank() == 1) {
+      EXPECT_FALSE(rank->comm->Barrier("instead", Soon()).ok());
+      EXPECT_EQ(RecordOf(*rank).size(), 1u);
+      return;
+    }
+    EXPECT_FALSE(Gather(rank).ok());
+    const nlohmann::json record = RecordOf(*rank);
+    ASSERT_EQ(record.size(), 2u);
+    EXPECT_EQ(record[1]["number"], 2);
+    EXPECT_EQ(record[1]["state"], "failed");
   });
 }
 
