@@ -59,6 +59,7 @@ shard::StatusOr<CommOptions> ToCommOptions(const shard_comm_options* given) {
       Logger(read.log, static_cast<LogLevel>(level), read.log_user_data);
   if (read.trace != nullptr) options.observe.trace = read.trace;
   if (read.metrics != nullptr) options.observe.metrics = read.metrics;
+  if (read.dump != nullptr) options.observe.dump = read.dump;
   return options;
 }
 
@@ -205,6 +206,16 @@ shard_error* shard_comm_metrics(const shard_comm* comm, char* buffer,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE_HANDLE(comm);
     return shard::api::CopyText(comm->comm->observer()->MetricsText(), buffer,
+                                capacity, length);
+  });
+}
+
+shard_error* shard_comm_dump(const shard_comm* comm, char* buffer,
+                             size_t capacity, size_t* length) noexcept {
+  if (length != nullptr) *length = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE_HANDLE(comm);
+    return shard::api::CopyText(comm->comm->observer()->DumpText(), buffer,
                                 capacity, length);
   });
 }

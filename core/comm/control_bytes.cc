@@ -16,11 +16,13 @@ constexpr uint64_t kPage = 4096;
 }  // namespace
 
 uint64_t ControlBytes(int ranks, bool shares_memory) {
-  const uint64_t block =
-      RoundUp<uint64_t>(direct::ControlBlock::Bytes(ranks), kPage);
-  if (shares_memory) return block;
-  return block + RoundUp<uint64_t>(direct::kStagingBytes, kPage) *
-                     static_cast<uint64_t>(ranks);
+  const auto block = [ranks](const direct::CellRing& ring) {
+    return RoundUp<uint64_t>(direct::ControlBlock::Bytes(ranks, ring), kPage);
+  };
+  if (shares_memory) return block(direct::kRoundCells);
+  return block(direct::kExchangeCells) +
+         RoundUp<uint64_t>(direct::kStagingBytes, kPage) *
+             static_cast<uint64_t>(ranks);
 }
 
 uint64_t NoticesBytes(int ranks, size_t bytes) {

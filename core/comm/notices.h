@@ -24,6 +24,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
+#include "core/observe/collective_ring.h"
 
 namespace shard {
 
@@ -32,8 +33,9 @@ class Notices {
   // A rank may be this many notices ahead of another one.
   static constexpr int kMostAhead = 127;
 
-  // Is given the notice of `rank` of the same number as this rank's.
-  using Compare = std::function<void(int rank, const void* notice)>;
+  // Is given a notice of `rank`, and this rank's of the same number.
+  using Compare =
+      std::function<void(int rank, const void* theirs, const void* mine)>;
 
   // May be destroyed before or after the communicator.
   virtual ~Notices() = default;
@@ -41,8 +43,10 @@ class Notices {
   // Makes this rank's next notice, of the size that the notices were opened
   // with, visible to all ranks. Does not wait for them to post theirs, except
   // for a rank that is kMostAhead notices behind. Then calls `compare` for each
-  // other rank whose notice of this number is there. Every two ranks are
-  // compared on one of the two, or on both where they post at the same time.
+  // notice of another rank that is there, of this number or one before, and was
+  // not compared. Every two ranks of a host are compared on one of the two, or
+  // on both where they post at the same time. The notices of two hosts may
+  // cross; one of the ranks then compares them in its next Post or Meet.
   virtual Status Post(const void* notice, const Compare& compare,
                       const Deadline& deadline) = 0;
 
@@ -51,9 +55,10 @@ class Notices {
   // succeed or all fail. REQUIRES: a notice was posted.
   virtual Status Await(void* recv, const Deadline& deadline) = 0;
 
-  // Does what Post and Await do, for a rank that compares all notices once they
-  // are there.
-  virtual Status Meet(const void* notice, void* recv,
+  // Does what Post and Await do, for a rank that compares the notices of this
+  // number once all are there. Calls `compare` for those of the numbers before
+  // that were not compared.
+  virtual Status Meet(const void* notice, const Compare& compare, void* recv,
                       const Deadline& deadline) = 0;
 
   // Returns what a wait for notice `number`, from 1, would return if it ended
@@ -69,6 +74,14 @@ class Notices {
   // their current or next Await as it is, and of later calls as of a
   // communicator. The first error stays.
   virtual void Fail(const Status& error) = 0;
+
+  // Sets what describes a notice in the record of collectives (Observer), for
+  // notices that announce collectives. Called before the first Post.
+  using Describe = std::function<void(const void* notice, CollectiveCall*)>;
+  virtual void DescribeBy(Describe /*describe*/) {}
+  // Records how the collectives ended that the notices up to `number`
+  // announced. Any thread.
+  virtual void RecordEnd(uint64_t /*number*/, const Status& /*result*/) {}
 
   // Returns the error with which these notices ended, as it was recorded; OK
   // while they go on, or were not used since another part of the family ended.

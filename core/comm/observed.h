@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ObservedCommunicator and ObservedExchange: record the operations of another
-// communicator or exchange as events. OpenCommunicator puts it around every
-// backend. The one that it opens is held by the handles of the host alone, and
-// not by its duplicates: once it is destroyed, the host gets no more messages,
-// though a save may go on.
+// communicator or exchange as events, and in the ring of the last collectives.
+// OpenCommunicator puts it around every backend. The one that it opens is held
+// by the handles of the host alone, and not by its duplicates: once it is
+// destroyed, the host gets no more messages, though a save may go on.
 
 #ifndef SHARD_CORE_COMM_OBSERVED_H_
 #define SHARD_CORE_COMM_OBSERVED_H_
@@ -17,6 +17,7 @@
 
 #include "core/comm/communicator.h"
 #include "core/comm/exchange.h"
+#include "core/observe/collective_ring.h"
 #include "core/observe/host_log.h"
 
 namespace shard {
@@ -39,19 +40,24 @@ class EndLog {
 class ObservedCommunicator final : public Communicator {
  public:
   // `host`: the log of the host, for the communicator that the host opens.
-  // `end`: that of the family, where there is one before.
+  // `end`: that of the family, where there is one before. `sequence`: that of
+  // a duplicate.
   explicit ObservedCommunicator(std::shared_ptr<Communicator> comm,
                                 std::weak_ptr<HostLog> host = {},
-                                std::shared_ptr<EndLog> end = nullptr)
+                                std::shared_ptr<EndLog> end = nullptr,
+                                const CollectiveSequence& sequence = {})
       : comm_(std::move(comm)),
         observer_(comm_->observer()),
         host_(std::move(host)),
         end_(end != nullptr ? std::move(end)
-                            : std::make_shared<EndLog>(observer_)) {}
+                            : std::make_shared<EndLog>(observer_)),
+        sequence_(sequence) {}
   ~ObservedCommunicator() override;
 
   int rank() const override { return comm_->rank(); }
   int world_size() const override { return comm_->world_size(); }
+  int local_rank() const override { return comm_->local_rank(); }
+  int local_world_size() const override { return comm_->local_world_size(); }
   bool direct() const override { return comm_->direct(); }
   std::string Describe() const override { return comm_->Describe(); }
   Observer* observer() const override { return observer_; }
@@ -80,16 +86,18 @@ class ObservedCommunicator final : public Communicator {
   Observer* const observer_;  // The observer of comm_.
   const std::weak_ptr<HostLog> host_;
   const std::shared_ptr<EndLog> end_;
+  CollectiveSequence sequence_;
 };
 
 class ObservedExchange final : public Exchange {
  public:
   // `exchange` holds its communicator, and so the observer.
   ObservedExchange(std::shared_ptr<Exchange> exchange, int world_size,
-                   Observer* observer)
+                   Observer* observer, const CollectiveSequence& sequence)
       : exchange_(std::move(exchange)),
         world_size_(world_size),
-        observer_(observer) {}
+        observer_(observer),
+        sequence_(sequence) {}
 
   Status ReduceScatter(std::string_view what, const RankSet& set,
                        const ReduceScatterArgs& args,
@@ -105,6 +113,7 @@ class ObservedExchange final : public Exchange {
   const std::shared_ptr<Exchange> exchange_;
   const int world_size_;
   Observer* const observer_;
+  CollectiveSequence sequence_;
 };
 
 }  // namespace shard

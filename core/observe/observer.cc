@@ -2,12 +2,15 @@
 
 #include "core/observe/observer.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <mutex>
 #include <utility>
 
+#include "core/base/json_writer.h"
 #include "core/base/process_id.h"
-#include "core/observe/metrics_file.h"
+#include "core/observe/rank_file.h"
 #include "core/observe/text_line.h"
 #include "core/observe/trace.h"
 
@@ -17,6 +20,7 @@ namespace {
 
 constexpr int64_t kFlushInterval = 50'000'000;       // Nanoseconds.
 constexpr int64_t kMetricsInterval = 5'000'000'000;  // Nanoseconds.
+constexpr int64_t kDumpInterval = 1'000'000'000;     // Nanoseconds.
 
 // Appends a number with at least `digits` digits.
 TextLine& AppendPadded(TextLine& line, int64_t number, int digits) {
@@ -90,6 +94,7 @@ Observer::~Observer() {
     WarnOnce(trace_->Flush(true).status(), &warned_of_trace_);
   }
   WriteMetrics(Now(), true);
+  WriteDump("closed");
 }
 
 Status Observer::Open(const ObserverSettings& settings) {
@@ -101,6 +106,7 @@ Status Observer::Open(const ObserverSettings& settings) {
     trace_ = std::make_unique<Trace>(settings.trace, rank_, world_size_);
   }
   metrics_path_ = settings.metrics;
+  dump_path_ = settings.dump;
   writes_ = writes_ || lines_.has_value() || trace_ != nullptr ||
             !metrics_path_.empty();
   return Status();
@@ -108,9 +114,16 @@ Status Observer::Open(const ObserverSettings& settings) {
 
 Status Observer::Start(int* trace_number) {
   if (trace_ != nullptr) SHARD_RETURN_IF_ERROR(trace_->Start(trace_number));
-  if (metrics_path_.empty()) return Status();
-  SHARD_ASSIGN_OR_RETURN(metrics_, MetricsFile::Open(metrics_path_, rank_));
-  return metrics_->Replace(MetricsText());
+  if (!metrics_path_.empty()) {
+    SHARD_ASSIGN_OR_RETURN(metrics_, RankFile::Open("the metrics", "shard.prom",
+                                                    metrics_path_, rank_));
+    SHARD_RETURN_IF_ERROR(metrics_->Replace(MetricsText()));
+  }
+  if (dump_path_.empty()) return Status();
+  SHARD_ASSIGN_OR_RETURN(
+      dump_, RankFile::Open("the dump", "dump.json", dump_path_, rank_));
+  // A dump of an earlier run must not be taken for one of this run.
+  return dump_->Replace(DumpText("opened"));
 }
 
 void Observer::Write(EventId event, const EventArguments& arguments,
@@ -226,6 +239,68 @@ void Observer::WriteMetrics(int64_t now, bool at_once) {
         CatchOutOfMemory([&] { return metrics_->Replace(MetricsText()); });
   }
   WarnOnce(written, &warned_of_metrics_);
+}
+
+std::string Observer::DumpText(std::string_view reason) const {
+  Status error;
+  {
+    const std::lock_guard<std::mutex> lock(failure_mutex_);
+    error = failure_;
+  }
+  const int64_t unix_now =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(
+          std::chrono::system_clock::now().time_since_epoch())
+          .count();
+  char host[256] = "";
+  ::gethostname(host, sizeof(host) - 1);
+  JsonWriter json;
+  json.BeginObject();
+  json.Field("format", "shard_dump");
+  json.Field("version", 1);
+  json.Field("rank", rank_);
+  json.Field("world_size", world_size_);
+  json.Field("host", static_cast<const char*>(host));
+  json.Field("pid", owner_);
+  json.Field("time", static_cast<double>(unix_now) * 1e-9);
+  json.Field("reason", reason);
+  json.Key("error");
+  if (error.ok()) {
+    json.Null();
+  } else {
+    json.BeginObject();
+    json.Field("code", StatusCodeName(error.code()));
+    json.Field("rank", error.rank());
+    json.Field("message", error.message());
+    json.EndObject();
+  }
+  collectives_.AppendTo(&json, unix_now - Now());
+  json.EndObject();
+  return StrCat(json.text(), "\n");
+}
+
+void Observer::DumpFailure(const Status& error) {
+  if (ProcessId() != owner_) return;
+  bool is_first = false;
+  // Without memory for it, a later error is the first one of the dump.
+  const Status kept = CatchOutOfMemory([&] {
+    const std::lock_guard<std::mutex> lock(failure_mutex_);
+    is_first = failure_.ok();
+    if (is_first) failure_ = error;
+    return Status();
+  });
+  if (IsDue(&next_dump_, kDumpInterval, Now(), is_first)) WriteDump("failed");
+}
+
+void Observer::WriteDump(std::string_view reason) {
+  if (dump_ == nullptr) return;
+  Status written;
+  {
+    const std::unique_lock<std::mutex> lock(dump_mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return;  // Another thread is writing it.
+    written =
+        CatchOutOfMemory([&] { return dump_->Replace(DumpText(reason)); });
+  }
+  WarnOnce(written, &warned_of_dump_);
 }
 
 void Observer::WarnOnce(const Status& status, std::atomic<bool>* warned) {

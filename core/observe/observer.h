@@ -2,7 +2,8 @@
 //
 // Observer: records what one rank does. Each event (event.h) goes to four
 // places: the counters, always; and, where the host or the environment asks for
-// them, the log, the trace and the file of metrics.
+// them, the log, the trace and the file of metrics. Beside events there are the
+// last collectives (collective_ring.h), always, and a file of them, the dump.
 //
 //   Span span(comm->observer(), EventId::kUpdate, {.unit = unit});
 //   ...                                       // Ends with the scope.
@@ -14,11 +15,12 @@
 //
 // Recording never fails and never waits for another rank: what cannot be
 // written is dropped and counted, with one warning per file. The trace is given
-// up then; the metrics are tried again. No lock is held while the host's log
-// function runs. There is no thread: files are written by the calls that
-// hosts make, at most every 50 ms (trace) and every 5 s (metrics), where a call
-// fails, where the trace's buffer fills, and when the observer is destroyed. A
-// child of fork records nothing.
+// up then; the metrics and the dump are tried again. No lock is held while the
+// host's log function runs. There is no thread: files are written by the calls
+// that hosts make, at most every 50 ms (trace) and every 5 s (metrics), where a
+// call fails, where the trace's buffer fills, and when the observer is
+// destroyed; the dump by Start, after failures, and at the end. A child of fork
+// records nothing.
 //
 // Threads: any.
 
@@ -40,6 +42,7 @@
 #include "core/base/out_of_memory.h"
 #include "core/base/status.h"
 #include "core/base/strings.h"
+#include "core/observe/collective_ring.h"
 #include "core/observe/counters.h"
 #include "core/observe/event.h"
 #include "core/observe/line_file.h"
@@ -48,7 +51,7 @@
 
 namespace shard {
 
-class MetricsFile;
+class RankFile;
 class Trace;
 
 class Observer {
@@ -62,10 +65,10 @@ class Observer {
   // before anything is recorded.
   Status Open(const ObserverSettings& settings);
 
-  // Opens the trace and the metrics, once the ranks have met: rank 0 first,
-  // which sets `*trace_number` to the number of its trace, then the others with
-  // that number: see Trace::Start. Errors name the path. Called once, while no
-  // other thread uses this.
+  // Opens the trace, the metrics and the dump, once the ranks have met: rank 0
+  // first, which sets `*trace_number` to the number of its trace, then the
+  // others with that number: see Trace::Start. Errors name the path. Called
+  // once, while no other thread uses this.
   Status Start(int* trace_number);
 
   // Returns nanoseconds of the host's monotonic clock.
@@ -112,6 +115,17 @@ class Observer {
   // Returns the counters in the text format of Prometheus.
   std::string MetricsText() const;
 
+  CollectiveRing& collectives() { return collectives_; }
+
+  // Returns the last collectives as the JSON document that a dump is. `reason`:
+  // "opened", "failed" or "closed" in files.
+  std::string DumpText(std::string_view reason = "requested") const;
+
+  // Writes the dump, where there is one, after a collective has failed or the
+  // group has ended: the first time at once, later once a second at most. It
+  // keeps the first error.
+  void DumpFailure(const Status& error);
+
  private:
   bool WritesLine(LogLevel level) const {
     return lines_.has_value() && level != LogLevel::kOff && level <= level_;
@@ -127,6 +141,8 @@ class Observer {
   // Each writes its file when that is due, or `at_once`. `now`: of Now().
   void FlushTrace(int64_t now, bool at_once);
   void WriteMetrics(int64_t now, bool at_once);
+  // Replaces the dump.
+  void WriteDump(std::string_view reason);
   // Warns of the first error of a file.
   void WarnOnce(const Status& status, std::atomic<bool>* warned);
 
@@ -135,24 +151,32 @@ class Observer {
   const int world_size_;
   const pid_t owner_;
   EventCounters counters_;
+  CollectiveRing collectives_;
 
   // Set by Open, and constant from then on.
   LogLevel level_ = LogLevel::kOff;
   std::optional<LineFile> lines_;
   std::unique_ptr<Trace> trace_;
   std::string metrics_path_;  // As in the settings; "" for none.
+  std::string dump_path_;     // Likewise.
   bool writes_ = false;       // Whether Record has more to do than count.
   // Set by Start.
-  std::unique_ptr<MetricsFile> metrics_;  // Written under metrics_mutex_.
+  std::unique_ptr<RankFile> metrics_;  // Written under metrics_mutex_.
+  std::unique_ptr<RankFile> dump_;     // Written under dump_mutex_.
 
   std::atomic<uint64_t> unlogged_ = 0;
   std::atomic<bool> line_dropped_ = false;  // Whether the last line was.
   // Times of Now().
   std::atomic<int64_t> next_flush_ = 0;
   std::atomic<int64_t> next_metrics_ = 0;
+  std::atomic<int64_t> next_dump_ = 0;
   std::mutex metrics_mutex_;
+  std::mutex dump_mutex_;
+  mutable std::mutex failure_mutex_;
+  Status failure_;  // The first of DumpFailure. GUARDED_BY(failure_mutex_)
   std::atomic<bool> warned_of_trace_ = false;
   std::atomic<bool> warned_of_metrics_ = false;
+  std::atomic<bool> warned_of_dump_ = false;
 };
 
 // Records the time of a scope as an event.

@@ -32,6 +32,7 @@ Status ReadSettings(const Getenv& getenv, ObserverSettings* settings) {
   take("SHARD_LOG_FILE", &settings->log_file);
   take("SHARD_TRACE", &settings->trace);
   take("SHARD_METRICS", &settings->metrics);
+  take("SHARD_DUMP", &settings->dump);
   if (const std::string_view level = read("SHARD_LOG"); !level.empty()) {
     SHARD_ASSIGN_OR_RETURN(settings->log_level, ParseLevel(level));
   } else if (!settings->log_file.empty()) {

@@ -20,14 +20,16 @@ struct ObserverSettings {
   std::string log_file;
   std::string trace;    // The path of the trace; "": none.
   std::string metrics;  // The path of the metrics; "": none.
+  std::string dump;     // The path of the dump of collectives; "": none.
 };
 
 // Returns the value of a variable of the environment, or null.
 using Getenv = std::function<const char*(const char* name)>;
 
 // Replaces those of `settings` that the environment sets: SHARD_LOG,
-// SHARD_LOG_FILE, SHARD_TRACE and SHARD_METRICS. An empty variable counts as
-// one that is not set. kInvalidArgument for a level that does not exist.
+// SHARD_LOG_FILE, SHARD_TRACE, SHARD_METRICS and SHARD_DUMP. An empty variable
+// counts as one that is not set. kInvalidArgument for a level that does not
+// exist.
 Status ReadSettings(const Getenv& getenv, ObserverSettings* settings);
 
 }  // namespace shard

@@ -45,6 +45,10 @@ type CommOptions struct {
 	// where that file is in use. SHARD_METRICS of the environment overrides the
 	// path. Default: none.
 	Metrics string
+	// The path of the last collectives, which `shardctl triage` reads when a
+	// collective has failed. Each rank has its own, as that of Metrics. SHARD_DUMP
+	// of the environment overrides the path. Default: none.
+	Dump string
 }
 
 // Counter has the totals of an event on a rank since the communicator was opened.
@@ -80,6 +84,7 @@ func CommOpen(url string, options *CommOptions) (*Comm, error) {
 		log_level:   C.shard_log_level(options.LogLevel),
 		trace:       in.option("Trace", options.Trace),
 		metrics:     in.option("Metrics", options.Metrics),
+		dump:        in.option("Dump", options.Dump),
 	}
 	if options.Log != nil {
 		g.log = (&callback{name: "log", guard: g, log: options.Log}).register()
@@ -165,6 +170,22 @@ func (c *Comm) Metrics() (text string, err error) {
 	err = c.h.brief(func(object unsafe.Pointer) error {
 		text, err = readText(func(buffer *C.char, capacity C.size_t, length *C.size_t) error {
 			return takeError(C.shard_comm_metrics((*C.shard_comm)(object), buffer, capacity, length))
+		})
+		return err
+	})
+	return text, err
+}
+
+// Dump writes the last 1,024 collectives of this rank as JSON, which
+// `shardctl triage` reads. It may be called while another goroutine is in a
+// collective.
+func (c *Comm) Dump() (text string, err error) {
+	if _, err := c.h.open(); err != nil {
+		return "", err
+	}
+	err = c.h.brief(func(object unsafe.Pointer) error {
+		text, err = readText(func(buffer *C.char, capacity C.size_t, length *C.size_t) error {
+			return takeError(C.shard_comm_dump((*C.shard_comm)(object), buffer, capacity, length))
 		})
 		return err
 	})

@@ -20,6 +20,7 @@ import zipfile
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
+HELPER = "shard/libexec/libshard/shard-network"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # The first date that a zip file can have.
 
 METADATA = """\
@@ -79,7 +80,7 @@ def needs(library):
     return " and ".join(parts)
 
 
-def contents(library, plugin):
+def contents(library, plugin, helper):
     """Returns the name of the wheel, and its files but for RECORD."""
     tag = f"py3-none-linux_{platform.machine()}"
     info = f"libshard-{version()}.dist-info"
@@ -88,6 +89,9 @@ def contents(library, plugin):
     files["shard/lib/libshard.so.0"] = stripped(library)
     if plugin is not None:
         files["shard/lib/libshard_cuda.so"] = stripped(plugin)
+    if helper is not None:
+        # Where the library looks for it.
+        files[HELPER] = stripped(helper)
     files[f"{info}/METADATA"] = METADATA.format(
         version=version(), machine=platform.machine(),
         needs=needs(library)).encode()
@@ -110,7 +114,7 @@ def write(path, files):
             entry = zipfile.ZipInfo(name, EPOCH)
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.create_system = 3  # Unix, whose modes these are.
-            mode = 0o755 if ".so" in name else 0o644
+            mode = 0o755 if ".so" in name or name == HELPER else 0o644
             entry.external_attr = (0o100000 | mode) << 16
             archive.writestr(entry, data, compresslevel=6)
 
@@ -122,9 +126,13 @@ def main():
     parser.add_argument("--plugin", type=pathlib.Path,
                         help="libshard_cuda.so; without it the wheel has no "
                         "device cuda")
+    parser.add_argument("--helper", type=pathlib.Path,
+                        help="shard-network; without it ranks of the wheel are "
+                        "on one host")
     parser.add_argument("--output", required=True, type=pathlib.Path)
     arguments = parser.parse_args()
-    name, info, files = contents(arguments.library, arguments.plugin)
+    name, info, files = contents(arguments.library, arguments.plugin,
+                                 arguments.helper)
     files[f"{info}/RECORD"] = record(info, files).encode()
     arguments.output.mkdir(parents=True, exist_ok=True)
     path = arguments.output / name

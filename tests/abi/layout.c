@@ -38,6 +38,7 @@ int main(void) {
   FIELD(shard_comm_options, reserved);
   FIELD(shard_comm_options, trace);
   FIELD(shard_comm_options, metrics);
+  FIELD(shard_comm_options, dump);
   INIT(shard_comm_options, SHARD_COMM_OPTIONS_INIT);
 
   STRUCT(shard_counter);

@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <regex>
@@ -290,6 +292,7 @@ TEST(EnvironmentTest, ValuesThatCannotBeAreErrors) {
       {"SHARD_TRACE", folder.path(), SHARD_FAILED_PRECONDITION},
       {"SHARD_TRACE", folder / "no/trace", SHARD_NOT_FOUND},
       {"SHARD_METRICS", folder / "no/metrics", SHARD_NOT_FOUND},
+      {"SHARD_DUMP", folder / "no/dump", SHARD_NOT_FOUND},
       {"SHARD_METRICS", folder.path(), SHARD_FAILED_PRECONDITION},
       {"SHARD_METRICS", folder / "new/", SHARD_FAILED_PRECONDITION},
       {"SHARD_TRACE", folder / std::string(5000, 'x'), SHARD_INVALID_ARGUMENT},
@@ -310,7 +313,8 @@ TEST(EnvironmentTest, AFileThatOneRankCannotOpenIsAnErrorOfAll) {
   const std::string path = folder / "no/file";
   for (const int poor : {0, 1}) {
     for (const auto member :
-         {&shard_comm_options::trace, &shard_comm_options::metrics}) {
+         {&shard_comm_options::trace, &shard_comm_options::metrics,
+          &shard_comm_options::dump}) {
       const std::string url = UniqueUrl(2);
       const auto open = [&](int rank) {
         shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
@@ -401,6 +405,94 @@ TEST(CountersTest, WrongArgumentsAreErrors) {
   EXPECT_EQ(length, 0u);
   EXPECT_FAILS(shard_comm_metrics(comm.get(), nullptr, 0, nullptr),
                SHARD_INVALID_ARGUMENT, "length");
+  length = 5;
+  EXPECT_FAILS(shard_comm_dump(nullptr, nullptr, 0, &length),
+               SHARD_INVALID_ARGUMENT, "comm");
+  EXPECT_EQ(length, 0u);
+  EXPECT_FAILS(shard_comm_dump(comm.get(), nullptr, 0, nullptr),
+               SHARD_INVALID_ARGUMENT, "length");
+}
+
+nlohmann::json DumpOf(const shard_comm* comm) {
+  size_t length = 0;
+  EXPECT_OK(shard_comm_dump(comm, nullptr, 0, &length));
+  // Another collective may have begun meanwhile.
+  std::string text(length + 4096, '\0');
+  EXPECT_OK(shard_comm_dump(comm, text.data(), text.size(), &length));
+  text.resize(length);
+  return nlohmann::json::parse(text, nullptr, false);
+}
+
+// Another thread of the host asks while one waits.
+TEST(DumpTest, HasTheCollectiveThatWaits) {
+  const std::string url = UniqueUrl(2);
+  std::atomic<bool> go = false;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const Comm comm = OpenAs(rank, 2, url);
+      EXPECT_OK(shard_comm_barrier(comm.get(), 0));
+      std::thread waits;
+      if (rank == 0) {
+        waits =
+            std::thread([&] { EXPECT_OK(shard_comm_barrier(comm.get(), 0)); });
+        // Rank 1 comes once this rank waits.
+        while (DumpOf(comm.get())["collectives"].size() < 2) {
+          std::this_thread::yield();
+        }
+        const nlohmann::json dump = DumpOf(comm.get());
+        EXPECT_EQ(dump["rank"], 0);
+        EXPECT_EQ(dump["reason"], "requested");
+        EXPECT_EQ(dump["collectives"][0]["state"], "done");
+        EXPECT_EQ(dump["collectives"][1]["operation"], "barrier");
+        EXPECT_EQ(dump["collectives"][1]["number"], 2);
+        EXPECT_EQ(dump["collectives"][1]["state"], "running");
+        go = true;
+        go.notify_one();
+        waits.join();
+      } else {
+        go.wait(false);
+        EXPECT_OK(shard_comm_barrier(comm.get(), 0));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// The groups of an engine, and their numbers, are the same on all ranks.
+TEST(DumpTest, RanksNumberTheCollectivesOfAnEngineAlike) {
+  for (const char* options : {"", "&direct=0"}) {
+    const std::string url = UniqueUrl(2) + options;
+    std::vector<nlohmann::json> dumps(2);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        const Comm comm = OpenAs(rank, 2, url);
+        Train(comm.get(), 3, "");
+        EXPECT_OK(shard_comm_barrier(comm.get(), 0));
+        dumps[static_cast<size_t>(rank)] = DumpOf(comm.get());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    using Key = std::pair<std::string, uint64_t>;
+    std::map<Key, nlohmann::json> calls[2];
+    std::set<std::string> names;
+    for (size_t rank = 0; rank < 2; ++rank) {
+      for (nlohmann::json entry : dumps[rank]["collectives"]) {
+        const Key key = {entry["group"], entry["number"]};
+        names.insert(entry["name"]);
+        EXPECT_TRUE(entry["state"] == "done" || entry["state"] == "posted");
+        for (const char* own : {"first", "begin", "seconds", "state"}) {
+          entry.erase(own);
+        }
+        calls[rank][key] = entry;
+      }
+    }
+    EXPECT_TRUE(calls[0] == calls[1]) << dumps[0] << "\n" << dumps[1];
+    EXPECT_EQ(names.count("world"), 1u);
+    EXPECT_EQ(names.count("agree on operation"), 1u);
+    EXPECT_EQ(names.count("tensors"), *options == '\0' ? 0u : 1u);
+  }
 }
 
 TEST(CountersTest, MetricsAreAText) {

@@ -77,8 +77,8 @@
  * The host. libshard never exits, aborts, installs a signal handler, or changes
  * locale, umask or working directory. It prints nothing, and writes no files
  * but checkpoints, unless the host (shard_comm_options) or its user asks for a
- * log, a trace or metrics: the variables SHARD_LOG, SHARD_LOG_FILE, SHARD_TRACE
- * and SHARD_METRICS, which shard_comm_open reads. */
+ * log, a trace, metrics or a dump: the variables SHARD_LOG, SHARD_LOG_FILE,
+ * SHARD_TRACE, SHARD_METRICS and SHARD_DUMP, which shard_comm_open reads. */
 
 #ifndef SHARD_BASE_H_
 #define SHARD_BASE_H_

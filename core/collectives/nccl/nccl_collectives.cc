@@ -52,18 +52,6 @@ Announcement Announce(Announcement::Kind kind, std::string_view tag,
   return announced;
 }
 
-EventId EventOf(Announcement::Kind kind) {
-  switch (kind) {
-    case Announcement::Kind::kReduceScatter:
-    case Announcement::Kind::kAllToAll:
-      return EventId::kReduceScatter;
-    case Announcement::Kind::kAllGather:
-      return EventId::kAllGatherBlocks;
-    default:
-      return EventId::kBroadcast;
-  }
-}
-
 // Makes calls one after the other, and returns the first error.
 class CallChain {
  public:
@@ -153,7 +141,7 @@ void NcclCollectives::Add(std::string_view tag, const RankSet& set,
       stream->Native(tag, [status](void*) { return status; });
       return;
     }
-    parts_.observer->Count(EventOf(announced.kind), bytes);
+    parts_.observer->Count(announced.event(), bytes);
   }
   std::vector<std::string_view>& tags = launch_.tags;
   if (std::find(tags.begin(), tags.end(), tag) == tags.end()) {

@@ -47,9 +47,7 @@ std::string_view NameOf(Announcement::Kind kind) {
 }  // namespace
 
 std::string Announcement::ToText() const {
-  std::string text =
-      StrCat(NameOf(kind), " '",
-             std::string_view(tag, ::strnlen(tag, kTagBytes)), "'");
+  std::string text = StrCat(NameOf(kind), " '", tag_text(), "'");
   if (kind == Kind::kReduceScatter || kind == Kind::kAllToAll) {
     StrAppend(&text, " of ", count, " ", DTypeName(static_cast<DType>(dtype)),
               " to ", DTypeName(static_cast<DType>(recv_dtype)),
@@ -64,6 +62,35 @@ std::string Announcement::ToText() const {
   return text;
 }
 
+EventId Announcement::event() const {
+  switch (kind) {
+    case Kind::kReduceScatter:
+    case Kind::kAllToAll:
+      return EventId::kReduceScatter;
+    case Kind::kAllGather:
+      return EventId::kAllGatherBlocks;
+    case Kind::kTogether:
+      return EventId::kUpdate;
+    default:
+      return EventId::kBroadcast;
+  }
+}
+
+void Announcement::DescribeTo(CollectiveCall* call) const {
+  call->operation = event();
+  call->what = tag_text();
+  call->bytes = count;
+  call->set_first = -1;
+  call->set_stride = stride;
+  call->set_ranks = ranks;
+  if (kind == Kind::kBroadcast) call->root = root;
+  if (kind == Kind::kReduceScatter || kind == Kind::kAllToAll) {
+    call->bytes = count * DTypeSize(static_cast<DType>(dtype));
+    call->dtype = static_cast<int8_t>(dtype);
+    call->recv_dtype = static_cast<int8_t>(recv_dtype);
+  }
+}
+
 StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(
     std::shared_ptr<Notices> notices, std::shared_ptr<RankComms> comms,
     double timeout) {
@@ -71,6 +98,9 @@ StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(
   shared->notices = std::move(notices);
   shared->comms = std::move(comms);
   shared->timeout = timeout;
+  shared->notices->DescribeBy([](const void* notice, CollectiveCall* call) {
+    static_cast<const Announcement*>(notice)->DescribeTo(call);
+  });
   std::unique_ptr<Watchdog> watchdog(new Watchdog(std::move(shared)));
   SHARD_ASSIGN_OR_RETURN(watchdog->queue_,
                          WorkQueue::Start(std::make_shared<Monitor>(),
@@ -92,15 +122,18 @@ Status Watchdog::Announce(const Announcement& mine, const Deadline& deadline) {
   Status differs;
   const Status posted = shared_->notices->Post(
       &mine,
-      [&](int rank, const void* notice) {
-        Announcement other;
-        std::memcpy(&other, notice, sizeof(other));
-        if (std::memcmp(&other, &mine, sizeof(other)) == 0 || !differs.ok()) {
+      [&](int rank, const void* theirs, const void* ours) {
+        if (std::memcmp(theirs, ours, sizeof(Announcement)) == 0 ||
+            !differs.ok()) {
           return;
         }
+        Announcement other;
+        Announcement own;
+        std::memcpy(&other, theirs, sizeof(other));
+        std::memcpy(&own, ours, sizeof(own));
         differs =
             Desync(rank, "the ranks enqueued different collectives: ", "rank ",
-                   shared_->comms->rank(), " ", mine.ToText(), ", rank ", rank,
+                   shared_->comms->rank(), " ", own.ToText(), ", rank ", rank,
                    " ", other.ToText(), " (collective ", announced_,
                    "); every rank must make the same calls in the same "
                    "order");
@@ -188,6 +221,7 @@ void Watchdog::Shared::Report(const Status& error) noexcept {
     } catch (...) {  // NOLINT: no memory for the text of an error
     }
   };
+  notices->RecordEnd(std::numeric_limits<uint64_t>::max(), error);
   attempt([&] { notices->Fail(error); });
   const std::lock_guard<std::mutex> lock(mutex);
   if (!failed.ok()) return;
@@ -274,6 +308,7 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
     SHARD_RETURN_IF_ERROR(find_error());
     pause.Take();
   }
+  shared->notices->RecordEnd(work.number, Status());
   const std::lock_guard<std::mutex> lock(shared->mutex);
   std::erase_if(shared->watched,
                 [&](const Watched& it) { return it.watch <= work.watch; });

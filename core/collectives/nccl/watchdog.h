@@ -17,6 +17,8 @@
 #ifndef SHARD_CORE_COLLECTIVES_NCCL_WATCHDOG_H_
 #define SHARD_CORE_COLLECTIVES_NCCL_WATCHDOG_H_
 
+#include <string.h>
+
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -36,6 +38,7 @@
 #include "core/comm/notices.h"
 #include "core/device/event.h"
 #include "core/device/work_queue/work_queue.h"
+#include "core/observe/collective_ring.h"
 
 namespace shard::nccl {
 
@@ -62,7 +65,12 @@ struct Announcement {
   int32_t block_groups = 0;
   char tag[kTagBytes] = {};  // Padded with zeros.
 
+  std::string_view tag_text() const { return {tag, ::strnlen(tag, kTagBytes)}; }
+  // Returns the event as which the collective is counted.
+  EventId event() const;
   std::string ToText() const;
+  // Describes the collective for the record of the last ones.
+  void DescribeTo(CollectiveCall* call) const;
 };
 static_assert(std::has_unique_object_representations_v<Announcement>);
 

@@ -93,6 +93,7 @@ class shard_comm_options(Structure):
         ("reserved", c_int32),
         ("trace", c_char_p),
         ("metrics", c_char_p),
+        ("dump", c_char_p),
     ]
     _enums_ = {"log_level": LogLevel}
 
@@ -586,6 +587,7 @@ FUNCTIONS = {
     "shard_comm_counter": (error_p, [c_void_p, text, POINTER(shard_counter)]),
     "shard_comm_metrics": (error_p, [c_void_p, c_void_p, size,
         POINTER(c_size_t)]),
+    "shard_comm_dump": (error_p, [c_void_p, c_void_p, size, POINTER(c_size_t)]),
     "shard_comm_abort": (error_p, [c_void_p, text]),
     "shard_comm_shutdown": (error_p, [c_void_p, double]),
     "shard_comm_free": (None, [c_void_p]),

@@ -42,9 +42,10 @@ class Comm(Closable):
     At the end of the block the ranks meet once more (shutdown); when the block
     raises, the others get POISONED with the reason (abort) and do not wait.
 
-    url: "env:", "local:", "threads:N?name=x" or "shm:NAME". Options: rank,
-    world_size, timeout (seconds), log (a function of a LogLevel and a message,
-    called from any thread), log_level, trace and metrics (paths).
+    url: "env:", "local:", "threads:N?name=x", "shm:NAME", or between hosts
+    "tcp://HOST:PORT?job=x&secret_file=PATH". Options: rank, world_size, timeout
+    (seconds), log (a function of a LogLevel and a message, called from any
+    thread), log_level, trace, metrics and dump (paths).
 
     Calls of several threads on a communicator and its engines run one after the
     other; abort, the ranks, counters and describe do not wait. COLLECTIVE."""
@@ -112,6 +113,11 @@ class Comm(Closable):
     def metrics(self):
         """Returns all counters in the text format of Prometheus."""
         return _calls.copied_text(lib.shard_comm_metrics, self._c)
+
+    def dump(self):
+        """Returns the last 1,024 collectives of this rank as JSON, which
+        `shardctl triage` reads."""
+        return _calls.copied_text(lib.shard_comm_dump, self._c)
 
     def barrier(self, timeout=0):
         """Waits until every rank has called it. COLLECTIVE."""

@@ -35,8 +35,10 @@ TEST(SettingsTest, TheEnvironmentOverridesTheHost) {
   EXPECT_OK(Read({{"SHARD_LOG", "debug"},
                   {"SHARD_LOG_FILE", "run.log"},
                   {"SHARD_TRACE", "mine.json"},
-                  {"SHARD_METRICS", "mine.prom"}},
+                  {"SHARD_METRICS", "mine.prom"},
+                  {"SHARD_DUMP", "dump.json"}},
                  &settings));
+  EXPECT_EQ(settings.dump, "dump.json");
   EXPECT_EQ(settings.log_level, LogLevel::kDebug);
   EXPECT_EQ(settings.log_file, "run.log");
   EXPECT_EQ(settings.trace, "mine.json");

@@ -131,8 +131,9 @@ TEST(CommTest, AbortEndsTheOtherRanksCalls) {
 
 TEST(CommTest, CountsWhatARankDoes) {
   const shard::testing::TempFolder folder;
-  Comm comm = Comm::open(
-      "local:", {.trace = folder / "trace.json", .metrics = folder / "m.prom"});
+  Comm comm = Comm::open("local:", {.trace = folder / "trace.json",
+                                    .metrics = folder / "m.prom",
+                                    .dump = folder / "dump.json"});
   comm.barrier();
   comm.barrier();
   EXPECT_EQ(comm.counter("barrier").calls, 2u);
@@ -142,6 +143,8 @@ TEST(CommTest, CountsWhatARankDoes) {
                {"'barriers'", "barrier"});
   EXPECT_TRUE(std::filesystem::exists(folder / "trace.json"));
   EXPECT_TRUE(std::filesystem::exists(folder / "m.rank0.prom"));
+  EXPECT_NE(comm.dump().find("\"operation\":\"barrier\""), std::string::npos);
+  EXPECT_TRUE(std::filesystem::exists(folder / "dump.rank0.json"));
 }
 
 TEST(CommTest, ARankThatThrowsIsLostToTheOthers) {

@@ -69,6 +69,8 @@ func TestAUseAfterCloseIsAnError(t *testing.T) {
 	closed(err, "communicator")
 	_, err = comm.Metrics()
 	closed(err, "communicator")
+	_, err = comm.Dump()
+	closed(err, "communicator")
 	_, err = engine.Step(ctx, nil)
 	closed(err, "engine")
 	_, err = engine.Param(0)

@@ -84,8 +84,12 @@ func TestCountersSayWhatARankDoes(t *testing.T) {
 	folder := t.TempDir()
 	comm := must(shard.CommOpen("local:", &shard.CommOptions{
 		Trace: filepath.Join(folder, "trace.json"), Metrics: filepath.Join(folder, "shard.prom"),
+		Dump: filepath.Join(folder, "dump.json"),
 	}))
 	check(comm.Barrier(context.Background()))
+	if text := must(comm.Dump()); !strings.Contains(text, "\"operation\":\"barrier\"") {
+		t.Errorf("no barrier in\n%s", text)
+	}
 	counter := must(comm.Counter("barrier"))
 	expectEqual(t, counter.Calls, uint64(1))
 	expectEqual(t, counter.Errors, uint64(0))
@@ -97,6 +101,7 @@ func TestCountersSayWhatARankDoes(t *testing.T) {
 	check(comm.Close())
 	must(os.Stat(filepath.Join(folder, "trace.json")))
 	must(os.Stat(filepath.Join(folder, "shard.rank0.prom")))
+	must(os.Stat(filepath.Join(folder, "dump.rank0.json")))
 }
 
 // The numbers in the text get more digits between the question for its length and

@@ -50,15 +50,17 @@ class CommTest(SdkTest):
 
     def test_counts_what_a_rank_does(self):
         with shard.Comm("local:", trace=str(self.folder / "trace.json"),
-                        metrics=str(self.folder / "shard.prom")) as comm:
+                        metrics=str(self.folder / "shard.prom"),
+                        dump=str(self.folder / "dump.json")) as comm:
             comm.barrier()
+            self.assertIn('"operation":"barrier"', comm.dump())
             counter = comm.counter("barrier")
             self.assertEqual((counter.calls, counter.errors), (1, 0))
             self.assertIn('event="barrier"} 1\n', comm.metrics())
             with self.assertRaisesRegex(shard.Error, "'barriers'"):
                 comm.counter("barriers")
         self.assertEqual(sorted(os.listdir(self.folder)),
-                         ["shard.rank0.prom", "trace.json"])
+                         ["dump.rank0.json", "shard.rank0.prom", "trace.json"])
 
     def test_ranks_add_and_send_numbers(self):
         def work(comm):

@@ -34,7 +34,8 @@ fn counters_say_what_a_rank_does() {
     let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
     let options = CommOptions::default()
         .trace(path("rust_trace.json"))
-        .metrics(path("rust.prom"));
+        .metrics(path("rust.prom"))
+        .dump(path("rust.json"));
     let comm = Comm::open("local:", &options).unwrap();
     comm.barrier(None).unwrap();
     let counter = comm.counter("barrier").unwrap();
@@ -43,6 +44,9 @@ fn counters_say_what_a_rank_does() {
     assert!(metrics.contains("event=\"barrier\"} 1\n"), "{metrics}");
     assert!(folder.join("rust_trace.json").exists());
     assert!(folder.join("rust.rank0.prom").exists());
+    let dump = comm.dump().unwrap();
+    assert!(dump.contains("\"operation\":\"barrier\""), "{dump}");
+    assert!(folder.join("rust.rank0.json").exists());
     let error = comm.counter("barriers").unwrap_err();
     assert_eq!(error.code(), Code::NOT_FOUND);
     assert!(error.message().contains("'barriers'"), "{error}");

@@ -48,7 +48,7 @@
     constant!(SHARD_LOG_WARNING);
     constant!(SHARD_LOG_INFO);
     constant!(SHARD_LOG_DEBUG);
-    layout!(shard_comm_options { struct_size, rank, world_size, timeout, log, log_user_data, log_level, reserved, trace, metrics });
+    layout!(shard_comm_options { struct_size, rank, world_size, timeout, log, log_user_data, log_level, reserved, trace, metrics, dump });
     init!(SHARD_COMM_OPTIONS_INIT, shard_comm_options);
     layout!(shard_counter { struct_size, calls, errors, bytes, seconds });
     init!(SHARD_COUNTER_INIT, shard_counter);

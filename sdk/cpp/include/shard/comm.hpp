@@ -40,6 +40,7 @@ struct CommOptions {
   LogLevel log_level = LogLevel::warning;
   std::string trace = {};
   std::string metrics = {};
+  std::string dump = {};
 };
 
 // The totals of an event on a rank. See shard_counter.
@@ -100,6 +101,7 @@ class Comm {
         .reserved = 0,
         .trace = detail::option(options.trace),
         .metrics = detail::option(options.metrics),
+        .dump = detail::option(options.dump),
     };
     detail::check(shard_comm_open(url.c_str(), &c, &state->handle));
     return Comm(std::move(state));
@@ -141,6 +143,12 @@ class Comm {
   std::string metrics() const {
     return detail::copied_text(
         [&](auto... buffer) { return shard_comm_metrics(use(), buffer...); });
+  }
+
+  // Returns the last collectives of this rank as JSON. Any thread.
+  std::string dump() const {
+    return detail::copied_text(
+        [&](auto... buffer) { return shard_comm_dump(use(), buffer...); });
   }
 
   // Waits until every rank has called it. COLLECTIVE, blocks.

@@ -188,9 +188,15 @@ pub struct shard_comm_options {
     /// have a label that says so: "shard.rank0.2.prom", file="2". Default: none.
     /// The environment's SHARD_METRICS overrides it.
     pub metrics: *const c_char,
+    /// The path of a file of the last collectives, as shard_comm_dump writes them.
+    /// Each rank has its own, as those of metrics: "dump.rank0.json". A rank
+    /// replaces it when it opens the communicator, when a collective fails, and
+    /// when the last handle is freed. Default: none. The environment's SHARD_DUMP
+    /// overrides it.
+    pub dump: *const c_char,
 }
 /// All fields zero, but for struct_size.
-pub const SHARD_COMM_OPTIONS_INIT: shard_comm_options = shard_comm_options { struct_size: mem::size_of::<shard_comm_options>(), rank: 0, world_size: 0, timeout: 0.0, log: None, log_user_data: ptr::null_mut(), log_level: 0, reserved: 0, trace: ptr::null(), metrics: ptr::null() };
+pub const SHARD_COMM_OPTIONS_INIT: shard_comm_options = shard_comm_options { struct_size: mem::size_of::<shard_comm_options>(), rank: 0, world_size: 0, timeout: 0.0, log: None, log_user_data: ptr::null_mut(), log_level: 0, reserved: 0, trace: ptr::null(), metrics: ptr::null(), dump: ptr::null() };
 
 #[repr(C)]
 pub struct shard_comm {
@@ -206,6 +212,8 @@ extern "C" {
     ///                  SHARD_RANK and SHARD_WORLD_SIZE (set by `shardctl run`),
     ///                  else torchrun's, Open MPI's or Slurm's variables; without
     ///                  any of them, one rank. Half of a group set is an error.
+    ///                  Ranks on several hosts meet as by "tcp:", whose interface,
+    ///                  address, secret_file and trust it takes.
     ///   "local:"       one rank.
     ///   "threads:N"    N threads of this process; each opens with its own rank and
     ///                  world_size N. "?name=x" keeps groups apart; those without a
@@ -213,28 +221,62 @@ extern "C" {
     ///   "shm:NAME"     processes of this host and user that give the same NAME.
     ///                  They meet at an abstract Unix socket with their user id in
     ///                  its name, and believe no other user's process there.
+    ///   "tcp://HOST:PORT"
+    ///                  processes of several hosts. HOST is a name or an address of
+    ///                  one of them ("[fd00::2]:29500" for IPv6), and the URL the
+    ///                  same on all ranks of a host. The ranks of a host have
+    ///                  neighboring numbers. The first of them starts the program
+    ///                  shard-network, which connects to the other hosts and ends
+    ///                  with its ranks; it is a process, but no child of this one.
+    ///     job=TEXT       ranks of another job do not meet these. Default: empty
+    ///     restart=N      the number of the job's start: a later one ends the
+    ///                    meeting of an earlier one. Default 0
+    ///     meet=SECONDS   to wait for the other ranks to come, in place of
+    ///                    timeout. Default 300
+    ///     rank=R, world_size=N      where the options do not give them. Default:
+    ///                    those of a launcher's variables, as for "env:"
+    ///     interface=NAME, address=ADDRESS      the one by which other hosts reach
+    ///                    this one. Default: the one from which HOST is reached
+    ///     secret_file=PATH   an absolute path: a text that is the same on all
+    ///                    hosts, in a file of this user or root that nobody else may
+    ///                    use. Default: the environment's SHARD_TOKEN
+    ///     trust=network  no secret is needed. Without it and without a secret the
+    ///                    host listens on loopback alone
+    ///     host=NAME      names this host: several on one machine, for tests
     /// ```
     ///
-    /// "?timeout=SECONDS" may follow any URL. So may "?direct=0": the ranks then act
-    /// as if they shared no memory, and exchange tensors as ranks on several hosts
-    /// would. With it one machine can try what several hosts would do.
+    /// ```text
+    ///   Connections are authenticated by the secret and not encrypted, and nothing
+    ///   that follows on them is authenticated. docs/operations.md has ports, trust,
+    ///   deadlines and each error, docs/scaling.md what passes between hosts.
+    /// ```
+    ///
+    /// "?timeout=SECONDS" may follow any URL. So may "?direct=0", except "tcp:": the
+    /// ranks then act as if they shared no memory, and exchange tensors as ranks on
+    /// several hosts do. With it one machine can try what several hosts would do.
     /// "&delay=SECONDS" and "&bandwidth=BYTES_PER_SECOND" simulate a link: an
     /// exchange of tensors takes at least the delay, and a rank sends its bytes at
     /// that rate. Every rank should give the same.
     ///
     /// The call also reads what a user wants to see of the run, whatever the URL:
     /// SHARD_LOG (off, error, warning, info, debug) and SHARD_LOG_FILE, which write
-    /// a log in addition to options->log, SHARD_TRACE and SHARD_METRICS.
+    /// a log in addition to options->log, SHARD_TRACE, SHARD_METRICS and SHARD_DUMP.
     /// docs/observability.md describes what they write. Without them and the options
     /// the library writes nothing.
     ///
     /// Errors: INVALID_ARGUMENT for a bad URL, a rank outside the world, or world
     /// sizes that differ (on all ranks); INVALID_ARGUMENT for a SHARD_LOG that is no
-    /// level, and the error of a trace, metrics or log file that cannot be opened
-    /// (on all ranks, once they have come); DEADLINE_EXCEEDED naming the ranks that
-    /// did not come; ALREADY_EXISTS when rank or NAME is taken, by this user or
-    /// another: where another user listens at NAME, ranks above 0 get
-    /// PERMISSION_DENIED; DESYNC, on all ranks, when only some give direct=0.
+    /// level, and the error of a trace, metrics, dump or log file that cannot be
+    /// opened (on all ranks, once they have come); DEADLINE_EXCEEDED naming the
+    /// ranks that did not come; ALREADY_EXISTS when rank or NAME is taken, by this
+    /// user or another: where another user listens at NAME, ranks above 0 get
+    /// PERMISSION_DENIED; DESYNC, on all ranks, when only some give direct=0. With
+    /// "tcp:" also BACKEND_UNAVAILABLE where shard-network cannot be started;
+    /// NOT_FOUND for a HOST, an interface or an address that is none; UNAVAILABLE
+    /// for a host that cannot be reached; UNAUTHENTICATED where secrets differ;
+    /// PERMISSION_DENIED without a secret; FAILED_PRECONDITION where versions or
+    /// starts of the job differ; RANK_LOST, with the lowest rank of a host that has
+    /// left.
     #[must_use]
     pub fn shard_comm_open(url: *const c_char, options: *const shard_comm_options, comm: *mut *mut shard_comm) -> *mut shard_error;
 }
@@ -331,6 +373,15 @@ extern "C" {
     /// that serves them itself. Local. Any thread.
     #[must_use]
     pub fn shard_comm_metrics(comm: *const shard_comm, buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;
+}
+
+extern "C" {
+    /// Writes the last 1,024 collectives of this rank as JSON, those that run too:
+    /// docs/observability.md has the keys. `shardctl triage` compares the dumps of
+    /// the ranks of a run that hangs. Local. Any thread, also while another one
+    /// waits in a collective.
+    #[must_use]
+    pub fn shard_comm_dump(comm: *const shard_comm, buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;
 }
 
 extern "C" {

@@ -65,6 +65,10 @@ options! {
         /// where that file is in use. SHARD_METRICS of the environment overrides the
         /// path. None unless given.
         metrics: String,
+        /// The path of the last collectives, which `shardctl triage` reads when a
+        /// collective has failed. Each rank has its own, as that of the metrics.
+        /// SHARD_DUMP of the environment overrides the path. None unless given.
+        dump: String,
     } with {
         log: Log,
     }
@@ -166,9 +170,11 @@ impl Comm {
     /// - `threads:N` — N threads of this process, each with its own
     ///   [`rank`](CommOptions::rank) and world size N; `?name=x` keeps groups apart
     /// - `shm:NAME` — processes of this host and user that give the same name
+    /// - `tcp://HOST:PORT` — processes of several hosts, which meet at HOST; options
+    ///   such as `?job=TEXT&secret_file=PATH` are in shard/comm.h
     ///
-    /// `?timeout=SECONDS` and `?direct=0`, which lets ranks act as if they shared no
-    /// memory, may follow any URL.
+    /// `?timeout=SECONDS` may follow any URL, and any but `tcp:` `?direct=0`, which
+    /// lets ranks act as if they shared no memory.
     ///
     /// Errors: INVALID_ARGUMENT; DEADLINE_EXCEEDED, which names the ranks that did
     /// not come; ALREADY_EXISTS where rank or name is taken; FAILED_PRECONDITION for
@@ -178,6 +184,7 @@ impl Comm {
         let url = c_text("the URL", url)?;
         let trace = c_text("the trace", &options.trace)?;
         let metrics = c_text("the metrics", &options.metrics)?;
+        let dump = c_text("the dump", &options.dump)?;
         let context = Arc::new(Context {
             gate: Gate::default(),
             log: options.log.clone(),
@@ -189,6 +196,7 @@ impl Comm {
         c_options.log_level = options.log_level.map_or(0, |level| level.0);
         c_options.trace = trace.as_ptr();
         c_options.metrics = metrics.as_ptr();
+        c_options.dump = dump.as_ptr();
         if context.log.0.is_some() {
             c_options.log = Some(write_log);
             c_options.log_user_data = Arc::as_ptr(&context) as *mut c_void;
@@ -255,6 +263,14 @@ impl Comm {
     pub fn metrics(&self) -> Result<String> {
         copied(|buffer, capacity, length| unsafe {
             sys::shard_comm_metrics(self.as_ptr(), buffer, capacity, length)
+        })
+    }
+
+    /// Returns the last 1,024 collectives of this rank as JSON, which
+    /// `shardctl triage` reads. Never waits.
+    pub fn dump(&self) -> Result<String> {
+        copied(|buffer, capacity, length| unsafe {
+            sys::shard_comm_dump(self.as_ptr(), buffer, capacity, length)
         })
     }
 
