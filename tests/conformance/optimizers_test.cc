@@ -287,8 +287,10 @@ TEST(OptimizersTest, MatchTorch) {
     for (uint32_t bit = 1; bit != 0; bit <<= 1) {
       if ((supported & bit) == 0) continue;
       // A GPU has one. On the guard device, who touches tensors is the
-      // question, which the widest instruction set answers for all.
-      if ((TestsAreOn("guarded") || testing::TestsAreOnGpu()) &&
+      // question, and on several hosts, who has which gradients: the widest
+      // instruction set answers for all.
+      if ((TestsAreOn("guarded") || TestsAreOn("tcp") ||
+           testing::TestsAreOnGpu()) &&
           bit != (supported & -supported)) {
         continue;
       }
@@ -296,9 +298,9 @@ TEST(OptimizersTest, MatchTorch) {
       for (int world_size = 1; world_size <= 4; ++world_size) {
         for (const Partition partition :
              {Partition::kEven, Partition::kGreedy}) {
-          // Under a sanitizer, and with NCCL, each number of ranks with one
-          // partition.
-          if ((kSanitized || TestsAreOn("fake_nccl")) &&
+          // Under a sanitizer, with NCCL and on several hosts, each number of
+          // ranks with one partition.
+          if ((kSanitized || TestsAreOn("fake_nccl") || TestsAreOn("tcp")) &&
               (world_size % 2 == 0) != (partition == Partition::kEven)) {
             continue;
           }

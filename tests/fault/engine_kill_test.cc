@@ -16,6 +16,7 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -28,6 +29,7 @@
 #include "core/comm/communicator.h"
 #include "core/engine/engine.h"
 #include "core/optim/groups.h"
+#include "tests/core/comm/tcp_hosts.h"
 #include "tests/core/flat/sharding.h"
 #include "tests/ranks/ranks.h"
 
@@ -41,13 +43,16 @@ using testing::RunRanks;
 constexpr int kWorldSize = 3;
 constexpr double kDeadline = 5;
 
+// The ranks are on several hosts.
+constexpr char kHosts[] = "hosts";
+
 // A way to train. Every other step is clipped by norm.
 struct Kind {
   const char* name;
   const char* optimizer;
   double grad_norm_type = 2;
   int stage = 1;
-  const char* link = "";  // The parameters of the communicator's URL.
+  const char* link = "";  // The parameters of the URL, or kHosts.
   const char* device = "cpu";
 };
 
@@ -66,6 +71,22 @@ constexpr Kind kKinds[] = {
     {"stage3_async", "adamw", 2, 3, "", "cpu-async"},
     {"stage2_apart_async", "adamw", 2, 2, "?direct=0", "cpu-async"},
     {"stage3_apart_async", "adamw", 2, 3, "?direct=0", "cpu-async"},
+    {"stage2_hosts", "adamw", 2, 2, kHosts},
+    {"stage3_hosts", "adamw", 2, 3, kHosts},
+};
+
+// The URLs of a group. The ranks open them while this exists.
+class Meeting {
+ public:
+  explicit Meeting(const Kind& kind)
+      : url_(StrCat("shm:", testing::UniqueName(), kind.link)) {
+    if (kind.link == kHosts) hosts_.emplace(kWorldSize);
+  }
+  std::string Url(int rank) const { return hosts_ ? hosts_->Url(rank) : url_; }
+
+ private:
+  const std::string url_;
+  std::optional<testing::TcpHosts> hosts_;
 };
 
 // There are so many units that sharding saves memory in stages 2 and 3.
@@ -166,7 +187,7 @@ void ExpectNamedTheVictim(const std::vector<RankResult>& results, int victim,
 // Kills `victim` when it calls the collective `phase` for the nth time.
 void ExpectOthersNameTheLostRank(const Kind& kind, const std::string& phase,
                                  int victim, int nth) {
-  const std::string url = StrCat("shm:", testing::UniqueName(), kind.link);
+  const Meeting meeting(kind);
   const auto results = RunRanks(kWorldSize, [&](const Rank& rank) {
     CommOptions options = OptionsOf(rank.rank());
     // The engine's thread calls the hook, too.
@@ -176,7 +197,7 @@ void ExpectOthersNameTheLostRank(const Kind& kind, const std::string& phase,
         if (what == phase && ++calls == nth) kill(getpid(), SIGKILL);
       };
     }
-    const Status status = Train(url, options, kind, 50, 4);
+    const Status status = Train(meeting.Url(rank.rank()), options, kind, 50, 4);
     rank.Report(Outcome(status));
     EXPECT_NE(rank.rank(), victim)
         << "collective '" << phase << "' was called " << calls.load()
@@ -270,7 +291,12 @@ INSTANTIATE_TEST_SUITE_P(
                           std::pair(9, "reduce gradients"),
                           std::pair(9, "publish parameters"),
                           std::pair(10, "gather parameters"),
-                          std::pair(10, "reduce gradients")),
+                          std::pair(10, "reduce gradients"),
+                          std::pair(11, "agree on operation"),
+                          std::pair(11, "reduce gradients"),
+                          std::pair(11, "publish parameters"),
+                          std::pair(12, "gather parameters"),
+                          std::pair(12, "reduce gradients")),
         ::testing::Values(0, 1, 2)),
     [](const auto& info) {
       const auto& where = std::get<0>(info.param);
@@ -287,7 +313,7 @@ TEST(KillTest, AtRandomMoments) {
     const Kind& kind = kKinds[static_cast<size_t>(round) % std::size(kKinds)];
     const auto delay = std::chrono::microseconds(generator() % 30000);
     const int victim = static_cast<int>(generator() % kWorldSize);
-    const std::string url = StrCat("shm:", testing::UniqueName(), kind.link);
+    const Meeting meeting(kind);
     const auto results = RunRanks(kWorldSize, [&](const Rank& rank) {
       const auto comm_options = OptionsOf(rank.rank());
       std::once_flag once;
@@ -297,7 +323,7 @@ TEST(KillTest, AtRandomMoments) {
         // The delay begins after the ranks have met: until then none knows the
         // victim.
         options.phase_hook = [&](std::string_view what) {
-          if (what.rfind("rendezvous:", 0) == 0) return;
+          if (what != "open: trace") return;
           std::call_once(once, [&] {
             killer = std::thread([delay] {
               std::this_thread::sleep_for(delay);
@@ -307,7 +333,8 @@ TEST(KillTest, AtRandomMoments) {
         };
       }
       // The longest delay ends before this many steps.
-      const Status status = Train(url, options, kind, 20000, 1000000);
+      const Status status =
+          Train(meeting.Url(rank.rank()), options, kind, 20000, 1000000);
       rank.Report(Outcome(status));
       if (killer.joinable()) killer.join();
     });

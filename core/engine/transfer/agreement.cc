@@ -64,6 +64,23 @@ DescribeFacts DescribeName(const Arguments& arguments) {
   };
 }
 
+std::string DescribeProposal(
+    int rank, const Proposal& proposal,
+    const std::function<std::string(int32_t unit)>& unit_name) {
+  return StrCat("rank ", rank, " ", VerbOf(proposal.activity),
+                proposal.unit >= 0 ? unit_name(proposal.unit) : "",
+                proposal.activity == Activity::kReduce && proposal.zeroed > 0
+                    ? StrCat(" (zero_grad calls since the last step: ",
+                             proposal.zeroed, ")")
+                    : "",
+                proposal.more != 0 ? ", and has another backward pass" : "");
+}
+
+Status DifferentThings(std::string_view leader, int rank,
+                       std::string_view other) {
+  return Desync(rank, "the ranks do different things: ", leader, ", ", other);
+}
+
 bool SomeFailed(const std::vector<Proposal>& proposals) {
   return std::any_of(
       proposals.begin(), proposals.end(),
@@ -89,14 +106,7 @@ StatusOr<Decision> Decide(
     const std::vector<Proposal>& proposals, int rank, bool allow_missing,
     const std::function<std::string(int32_t unit)>& unit_name) {
   const auto describe = [&](size_t r) {
-    const Proposal& proposal = proposals[r];
-    return StrCat("rank ", r, " ", VerbOf(proposal.activity),
-                  proposal.unit >= 0 ? unit_name(proposal.unit) : "",
-                  proposal.activity == Activity::kReduce && proposal.zeroed > 0
-                      ? StrCat(" (zero_grad calls since the last step: ",
-                               proposal.zeroed, ")")
-                      : "",
-                  proposal.more != 0 ? ", and has another backward pass" : "");
+    return DescribeProposal(static_cast<int>(r), proposals[r], unit_name);
   };
   // The leader is the first rank that moves a unit, gradients before parameters
   // where ranks may lack gradients; or else the first rank that has not joined.
@@ -132,9 +142,7 @@ StatusOr<Decision> Decide(
     const bool same = allow_missing ? SameWork(proposals[r], led)
                                     : SamePass(proposals[r], led);
     if (same || may_follow(proposals[r])) continue;
-    return Desync(static_cast<int>(r),
-                  "the ranks do different things: ", describe(leader), ", ",
-                  describe(r));
+    return DifferentThings(describe(leader), static_cast<int>(r), describe(r));
   }
   decision.leader = static_cast<int32_t>(leader);
   decision.follows = !SameWork(proposals[static_cast<size_t>(rank)], led);
@@ -146,19 +154,41 @@ StatusOr<std::unique_ptr<Notices>> OpenProposals(Communicator* comm,
   return comm->OpenNotices(kAgree, sizeof(Proposal), deadline);
 }
 
+Notices::Compare Agreement::CompareMoves(Status* error) const {
+  return [this, error](int rank, const void* theirs, const void* ours) {
+    Proposal other;
+    Proposal own;
+    std::memcpy(&other, theirs, sizeof(other));
+    std::memcpy(&own, ours, sizeof(own));
+    // A rank that has failed ends the group, and one in join takes part.
+    if (!error->ok() || SamePass(own, other) || other.failed != 0 ||
+        other.activity == Activity::kJoin) {
+      return;
+    }
+    const std::string here = DescribeProposal(comm_->rank(), own, unit_name_);
+    const std::string there = DescribeProposal(rank, other, unit_name_);
+    *error = comm_->rank() < rank ? DifferentThings(here, rank, there)
+                                  : DifferentThings(there, comm_->rank(), here);
+  };
+}
+
 Status Agreement::Announce(const Proposal& mine, const Deadline& deadline) {
-  bool agree = true;
+  Status now;
+  Status before;
+  const Notices::Compare compare_now = CompareMoves(&now);
+  const Notices::Compare compare_before = CompareMoves(&before);
   SHARD_RETURN_IF_ERROR(notices_->Post(
       &mine,
-      [&](int, const void* notice) {
-        Proposal other;
-        std::memcpy(&other, notice, sizeof(other));
-        // A rank that has failed ends the group, and one in join takes part.
-        agree = agree && (SamePass(mine, other) || other.failed != 0 ||
-                          other.activity == Activity::kJoin);
+      [&](int rank, const void* theirs, const void* ours) {
+        const bool is_now = std::memcmp(ours, &mine, sizeof(mine)) == 0;
+        (is_now ? compare_now : compare_before)(rank, theirs, ours);
       },
       deadline));
-  if (agree) return Status();
+  if (!before.ok()) {
+    notices_->Fail(before);
+    return notices_->failure();
+  }
+  if (now.ok()) return Status();
   // Which ranks the error names depends on all.
   SHARD_RETURN_IF_ERROR(notices_->Await(proposals_.data(), deadline));
   if (SomeFailed(proposals_)) return FailedError(Status(), deadline);
@@ -173,7 +203,13 @@ StatusOr<Decision> Agreement::Agree(Proposal mine, const Status& local,
       arguments.describe ? HashFacts(DescribeName(arguments)) : 0;
   mine.arguments = arguments.fingerprint;
   met_ = false;
-  SHARD_RETURN_IF_ERROR(notices_->Meet(&mine, proposals_.data(), deadline));
+  Status before;
+  SHARD_RETURN_IF_ERROR(notices_->Meet(&mine, CompareMoves(&before),
+                                       proposals_.data(), deadline));
+  if (!before.ok()) {
+    notices_->Fail(before);
+    return notices_->failure();
+  }
   met_ = true;
   if (SomeFailed(proposals_)) {
     SHARD_RETURN_IF_ERROR(FailedError(local, deadline));
@@ -208,7 +244,9 @@ Status Agreement::FailedError(const Status& local, const Deadline& deadline) {
   // Not in a collective of the communicator, where the compute stream may meet
   // the ranks.
   const Proposal mine = proposals_[static_cast<size_t>(comm_->rank())];
-  return CommonError(notices_->Meet(&mine, proposals_.data(), deadline));
+  Status before;
+  return CommonError(notices_->Meet(&mine, CompareMoves(&before),
+                                    proposals_.data(), deadline));
 }
 
 StatusOr<Decision> Agreement::DecideNow() {

@@ -212,6 +212,9 @@ class Agreement {
   // Returns whether a rank has announced its operation, and does not wait for
   // the result of this meeting.
   bool SomeWentOn() const;
+  // Returns what notices are compared with: sets `error` for the first
+  // announced move that another rank did not propose as well.
+  Notices::Compare CompareMoves(Status* error) const;
   // Returns the error of proposals some of which have failed. COLLECTIVE.
   Status FailedError(const Status& local, const Deadline& deadline);
   // Returns the decision from proposals none of which has failed.

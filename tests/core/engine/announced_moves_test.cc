@@ -71,7 +71,9 @@ TEST(AnnounceTest, ARankThatIsAheadWaitsForNobody) {
   });
 }
 
-// Rank 1 finds the difference, and rank 0 learns of it where it next waits.
+// Rank 1 finds the difference, and rank 0 learns of it where it next waits; on
+// several hosts, where the announcement of rank 0 may still be on its way, so
+// may rank 1.
 TEST(AnnounceTest, DifferentMovesAreTheSameErrorOnBothRanks) {
   std::promise<void> ahead;
   std::future<void> announced = ahead.get_future();
@@ -82,6 +84,8 @@ TEST(AnnounceTest, DifferentMovesAreTheSameErrorOnBothRanks) {
     if (rank == 0) {
       EXPECT_OK(status);
       ahead.set_value();
+    }
+    if (rank == 0 || (TestsAreOn("tcp") && status.ok())) {
       status =
           agreement->Agree(Proposal(), Status(), Arguments(), Soon()).status();
       status = agreement->CommonError(status);

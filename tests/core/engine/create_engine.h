@@ -13,6 +13,8 @@
 //   offloaded The same with "cuda:0?offload=states".
 //   fake_nccl The same with a GPU for each rank, "cuda:RANK", between which a
 //             fake of NCCL moves tensors.
+//   tcp       The devices of the tests, for ranks on several hosts
+//             (thread_ranks.h).
 //
 // Tests read and write tensors at KernelView's addresses, as a host's kernels
 // do.

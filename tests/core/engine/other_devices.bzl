@@ -305,6 +305,67 @@ _FAKE_NCCL_RING_LONG = {
     ],
 }
 
+# By program, the tests that are left out of its run on several hosts, and why. Where
+# a test has forms with and without shared memory, those without it run.
+_TCP = {
+    "//tests/conformance:step_tests": {},
+    "//tests/core/engine:checkpoints_tests": {
+        "CheckpointOptionsTest.*": "is about errors of arguments",
+        "DeviceStateTest.*": "opens the guard device itself",
+        "HostileNames.*": "is about names; the tensors have one element",
+        "HungRankTest.*": "waits for deadlines",
+        "CheckpointNumbersTest.RefusesMoreBlobs*": "is about numbers",
+    },
+    "//tests/core/engine:gradients_tests": {
+        "*BoundMemoryTest.*/stage*": "has forms without shared memory",
+        "*JoinTest.*": "JoinFormsTest takes the same paths with fewer steps",
+        "*MissingGradsTest.*/stage*": "has forms without shared memory",
+        "MissingGradsRandomTest.*": "calls differ between ranks that share memory",
+        "WhoHasGradientsTest.*": "MissingGradsTest takes the same paths",
+    },
+    "//tests/core/engine:steps_tests": {
+        "*OrderTest.*/direct": "has forms without shared memory",
+        "*EarlyStepTest.*/direct": "has forms without shared memory",
+        "*HostStreamTest.*/direct": "has forms without shared memory",
+        "*AccumulateTest.*/stage*": "has forms without shared memory",
+        "*EnginePrecisionTest.*16_*_W?": "sums of 16 bits are rounded between hosts",
+        "*NarrowParamsTest.*": "has no sums of several ranks",
+        "*StagesTest.*/stage?": "has forms without shared memory",
+        "*StagesTest.*/stage?_async": "has forms without shared memory",
+        "*StepModelTest.*/stage?_async*": "has forms without shared memory",
+        "*StepModelTest.*/stage?_cpu*": "has forms without shared memory",
+        "RuntimeOrderTest.*": "makes streams of its own, and no engine",
+        "UnsharedTest.*": "is about ranks of one host",
+    },
+    "//tests/core/engine:units_tests": {
+        "*CommQueue*Test.*": "has no engine",
+        "*DifferentCallsTest.*/stage*": "has forms without shared memory",
+        "*EngineMemoryTest.*": "counts bytes, which are the same",
+        "*ReplanTest.*/stage*": "has forms without shared memory",
+        "*SummonTest.*/stage*": "has forms without shared memory",
+        "*ValidProgramsTest.*": "is about the order of calls",
+        "*WrongCallsTest.*": "is about calls that fail before elements move",
+        "CountersTest.*": "has no engine",
+        "DecideTest.*": "has no engine",
+        "GatherOrderTest.*": "has no engine",
+        "SlotsTest.*": "has no engine",
+        "UnitStatesTest.*": "has no engine",
+    },
+}
+
+# Those of them that run in the long form alone.
+_TCP_LONG = {
+    "//tests/core/engine:checkpoints_tests": [
+        "CheckpointTest.ResumeContinuesBitIdentically",
+    ],
+    "//tests/core/engine:steps_tests": [
+        "*StepModelTest.*_async_*",
+    ],
+}
+
+# The one that also runs under the sanitizers.
+_TCP_SANITIZED = "//tests/core/engine:gradients_tests"
+
 # Other programs with an engine run without the guard device:
 #
 #   core/engine:memory_test, many_tensors_test, state_memory_test
@@ -330,6 +391,7 @@ _LIBRARIES = {
     "fake_nccl": _FAKE_DRIVER + ["//tests/fake_nccl:libnccl.so.2"],
     "fake_nccl_ring": _FAKE_DRIVER + ["//tests/fake_nccl:libnccl.so.2"],
     "offloaded": _FAKE_DRIVER,
+    "tcp": ["//sdk/network:shard-network"],
 }
 
 def _left_out_of_nccl(label):
@@ -376,3 +438,6 @@ def on_other_devices():
         _FAKE_NCCL_LONG,
     )
     _rerun("fake_nccl_ring", _FAKE_NCCL_RING, ["nosan"], _FAKE_NCCL_RING_LONG)
+    for label, left_out in _TCP.items():
+        tags = [] if label == _TCP_SANITIZED else ["nosan"]
+        _rerun("tcp", {label: left_out}, tags, _TCP_LONG)

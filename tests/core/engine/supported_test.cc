@@ -62,11 +62,12 @@ TEST(SupportedTest, HostTensorsNeedMemoryOnce) {
         [&](const auto& comm) {
           const auto engine = CreateEngine(plan, comm);
           ASSERT_OK(engine);
-          const uint64_t taken = (*engine)->Memory().HostTotal(
-              kWorldSize, (*engine)->SharesTensors());
+          const int here = comm->local_world_size();
+          const uint64_t taken =
+              (*engine)->Memory().HostTotal(here, (*engine)->SharesTensors());
           EXPECT_EQ(HostBytes(*plan, *comm, *cpu, nullptr), taken);
           EXPECT_EQ(HostBytes(*plan, *comm, *cpu, plan.get()),
-                    taken - kWorldSize * kHostTensor);
+                    taken - static_cast<uint64_t>(here) * kHostTensor);
         },
         30, link);
   }
@@ -94,6 +95,7 @@ TEST(SupportedTest, SumsOfShardGroupsNeedMemoryWhereGradientsMayBeMissing) {
   RunThreadRanks(
       4,
       [&](const auto& comm) {
+        const int here = comm->local_world_size();
         std::vector<uint64_t> needs;
         for (const MissingGrads missing :
              {MissingGrads::kError, MissingGrads::kZero}) {
@@ -105,9 +107,10 @@ TEST(SupportedTest, SumsOfShardGroupsNeedMemoryWhereGradientsMayBeMissing) {
           const RankPlacement placement = PlacementOf(
               *comm, *cpu, Transport::kStaged, missing != MissingGrads::kError);
           needs.push_back(NeedOf(**plan, placement, nullptr).host);
-          EXPECT_EQ((*engine)->Memory().HostTotal(4, false), needs.back());
+          EXPECT_EQ((*engine)->Memory().HostTotal(here, false), needs.back());
         }
-        EXPECT_EQ(needs[1] - needs[0], 4 * GroupSumBytes(**plan));
+        EXPECT_EQ(needs[1] - needs[0],
+                  static_cast<uint64_t>(here) * GroupSumBytes(**plan));
       },
       30, "direct=0");
 }
@@ -119,9 +122,10 @@ TEST(SupportedTest, StagingMemoryIsNeededOnce) {
   const std::shared_ptr<Device> cpu = *OpenDevice("cpu");
   const std::shared_ptr<Device> guard = testing::GuardTensors(cpu);
   RunThreadRanks(kWorldSize, [&](const auto& comm) {
+    const auto here = static_cast<uint64_t>(comm->local_world_size());
     EXPECT_EQ(HostBytes(*plan, *comm, *guard, nullptr),
               HostBytes(*plan, *comm, *cpu, nullptr) +
-                  kWorldSize * StagingBytes(kWorldSize));
+                  here * StagingBytes(kWorldSize));
     EXPECT_EQ(HostBytes(*plan, *comm, *guard, plan.get()),
               HostBytes(*plan, *comm, *cpu, plan.get()));
   });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a test's body on N ranks, each a thread with its own communicator.
+// Runs a test's body on N ranks, each a thread with its own communicator: they
+// share memory, or, with SHARD_TEST_DEVICE=tcp, are on several hosts.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_THREAD_RANKS_H_
 #define SHARD_TESTS_CORE_ENGINE_THREAD_RANKS_H_
@@ -10,12 +11,15 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
+#include "tests/core/comm/tcp_hosts.h"
+#include "tests/core/device/test_device.h"
 
 namespace shard {
 
@@ -25,18 +29,24 @@ using RankBody = std::function<void(const std::shared_ptr<Communicator>&)>;
 // returned. EXPECT_ works in `body`; an ASSERT_ ends the body of that rank
 // only. Each rank opens with `options`, of which rank and world size are set.
 // `link`: further parameters of the communicator's URL, such as "direct=0".
+// With others than that the ranks are never on several hosts; those that
+// results are compared with have "direct=1".
 inline void RunThreadRanks(int world_size, const RankBody& body,
                            CommOptions options, const std::string& link = "") {
   static std::atomic<int> groups{0};
   const std::string url =
       StrCat("threads:", world_size, "?name=engine-", groups.fetch_add(1),
              link.empty() ? "" : "&", link);
+  std::optional<testing::TcpHosts> hosts;
+  if (testing::TestsAreOn("tcp") && (link.empty() || link == "direct=0")) {
+    hosts.emplace(world_size);
+  }
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, options, rank]() mutable {
       options.rank = rank;
       options.world_size = world_size;
-      auto comm = OpenCommunicator(url, options);
+      auto comm = OpenCommunicator(hosts ? hosts->Url(rank) : url, options);
       ASSERT_TRUE(comm.ok()) << comm.status().ToString();
       body(*comm);
       // Shutdown may fail where a body broke the group on purpose.
