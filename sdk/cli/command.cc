@@ -127,6 +127,8 @@ void Command::AddFlag(const std::string& names, bool* value,
   app_->add_flag(names, *value, description);
 }
 
+void Command::Hide() { app_->group(""); }
+
 void Command::EndOptionsAtPositionals() { app_->positionals_at_end(); }
 
 bool Command::WasGiven(const std::string& name) const {

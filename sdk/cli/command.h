@@ -85,6 +85,9 @@ class Command {
   void AddFlag(const std::string& names, bool* value,
                const std::string& description);
 
+  // Leaves the command out of the list of commands.
+  void Hide();
+
   // Takes everything from the first positional argument on as positional,
   // options too.
   void EndOptionsAtPositionals();
@@ -130,6 +133,7 @@ class CommandLine {
 };
 
 // Add the commands that they are named after.
+void AddAgent(CommandLine* line);
 void AddDiff(CommandLine* line);
 void AddDoctor(CommandLine* line);
 void AddImport(CommandLine* line);
@@ -139,6 +143,7 @@ void AddPlan(CommandLine* line);
 void AddReport(CommandLine* line);
 void AddReshard(CommandLine* line);
 void AddRun(CommandLine* line);
+void AddTriage(CommandLine* line);
 void AddVerify(CommandLine* line);
 
 }  // namespace shardctl

@@ -55,6 +55,8 @@ int main(int argc, char** argv) try {
   shardctl::AddImport(&line);
   shardctl::AddReport(&line);
   shardctl::AddDoctor(&line);
+  shardctl::AddTriage(&line);
+  shardctl::AddAgent(&line);
   return line.Run(argc, argv);
 } catch (const std::bad_alloc&) {
   // A longer message would need memory.

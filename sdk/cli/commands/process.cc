@@ -39,14 +39,15 @@ struct Pipe {
   ::_exit(127);
 }
 
-[[noreturn]] void Exec(const SpawnOptions& options, pid_t parent, int out,
-                       int error, int report) {
+// `in` is -1 for a process without input.
+[[noreturn]] void Exec(const SpawnOptions& options, pid_t parent, int in,
+                       int out, int error, int report) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(125);  // shardctl died before the prctl.
   if (options.detached) {
     ::setpgid(0, 0);
-    const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (null < 0 || ::dup2(null, STDIN_FILENO) < 0 ||
+    if (in < 0) in = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (in < 0 || ::dup2(in, STDIN_FILENO) < 0 ||
         ::dup2(out, STDOUT_FILENO) < 0 || ::dup2(error, STDERR_FILENO) < 0) {
       Fail(report);
     }
@@ -71,22 +72,24 @@ struct Pipe {
 
 Process Spawn(const SpawnOptions& options) {
   Process process;
+  Pipe in;
   Pipe out;
   Pipe error;
   Pipe report;  // Closed by exec; carries errno when there is none.
-  const bool opened =
-      report.Open() && (!options.detached || (out.Open() && error.Open()));
+  const bool opened = report.Open() && (!options.pipe_input || in.Open()) &&
+                      (!options.detached || (out.Open() && error.Open()));
   const pid_t parent = ::getpid();
   if (opened) process.pid = ::fork();
   if (process.pid < 0) {
     process.spawn_errno = errno;
     report.Close();
+    in.Close();
     out.Close();
     error.Close();
     return process;
   }
   if (process.pid == 0) {
-    Exec(options, parent, out.write, error.write, report.write);
+    Exec(options, parent, in.read, out.write, error.write, report.write);
   }
   // Parent and child both set the group: either may come first.
   if (options.detached) ::setpgid(process.pid, process.pid);
@@ -100,15 +103,21 @@ Process Spawn(const SpawnOptions& options) {
   if (options.detached) {
     ::close(out.write);
     ::close(error.write);
+    if (options.pipe_input) ::close(in.read);
+    process.in = in.write;
     process.out = out.read;
     process.error = error.read;
-    for (const int fd : {process.out, process.error}) {
-      ::fcntl(fd, F_SETFL, O_NONBLOCK);
+    for (const int fd : {process.in, process.out, process.error}) {
+      if (fd >= 0) ::fcntl(fd, F_SETFL, O_NONBLOCK);
     }
   }
   if (process.spawn_errno != 0) {
     ::waitpid(process.pid, nullptr, 0);
     process.pid = -1;
+    for (int* fd : {&process.in, &process.out, &process.error}) {
+      if (*fd >= 0) ::close(*fd);
+      *fd = -1;
+    }
   }
   return process;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One rank's process.
+// The process of a rank, or of the command that reaches another host.
 
 #ifndef SHARD_SDK_CLI_COMMANDS_PROCESS_H_
 #define SHARD_SDK_CLI_COMMANDS_PROCESS_H_
@@ -20,11 +20,15 @@ struct SpawnOptions {
   // that a Ctrl-C reaches the ranks once, through shardctl). Else the process
   // has the terminal as if it had been started without shardctl.
   bool detached = true;
+  // Input through a pipe too. REQUIRES: detached.
+  bool pipe_input = false;
 };
 
 struct Process {
   pid_t pid = -1;
-  int out = -1;  // The read ends of its pipes; -1: not piped, or closed.
+  // The ends of its pipes that are here, non-blocking; -1: not piped.
+  int in = -1;
+  int out = -1;
   int error = -1;
   int spawn_errno = 0;  // Not 0: it could not be started.
 };

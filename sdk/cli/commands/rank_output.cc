@@ -65,35 +65,43 @@ void RankOutput::Read(Pipe* pipe, bool as_queued) {
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && errno == EAGAIN) break;
     if (size <= 0) {
-      Close(pipe);
+      End(pipe);
       break;
     }
-    LineSplitter& lines = pipe->lines;
-    lines.Feed(std::string_view(buffer, static_cast<size_t>(size)),
-               [&](std::string_view line) {
-                 // Remove a bar that has become this line.
-                 if (lines.bar().size() > 0) screen_.Bar(pipe->error, "", "");
-                 screen_.Line(pipe->error, pipe->prefix, line);
-               });
-    if (pipe->rank == 0 && IsTerminal(pipe->error)) {
-      screen_.Bar(pipe->error, pipe->prefix, lines.bar());
-    }
+    Take(pipe, std::string_view(buffer, static_cast<size_t>(size)));
   }
 }
 
-void RankOutput::Close(Pipe* pipe) {
-  if (pipe->fd < 0) return;
+void RankOutput::Feed(int rank, bool error, std::string_view bytes) {
+  for (Pipe& pipe : pipes_) {
+    if (pipe.rank == rank && pipe.error == error) return Take(&pipe, bytes);
+  }
+}
+
+void RankOutput::Take(Pipe* pipe, std::string_view bytes) {
+  LineSplitter& lines = pipe->lines;
+  lines.Feed(bytes, [&](std::string_view line) {
+    // Remove a bar that has become this line.
+    if (lines.bar().size() > 0) screen_.Bar(pipe->error, "", "");
+    screen_.Line(pipe->error, pipe->prefix, line);
+  });
+  if (pipe->rank == 0 && IsTerminal(pipe->error)) {
+    screen_.Bar(pipe->error, pipe->prefix, lines.bar());
+  }
+}
+
+void RankOutput::End(Pipe* pipe) {
   if (!pipe->lines.bar().empty()) screen_.Bar(pipe->error, "", "");
   pipe->lines.Finish([&](std::string_view line) {
     screen_.Line(pipe->error, pipe->prefix, line);
   });
-  ::close(pipe->fd);
+  if (pipe->fd >= 0) ::close(pipe->fd);
   pipe->fd = -1;
 }
 
 void RankOutput::Finish() {
   ReadNow();
-  for (Pipe& pipe : pipes_) Close(&pipe);
+  for (Pipe& pipe : pipes_) End(&pipe);
   pipes_.clear();
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RankOutput: reads the pipes of all ranks and writes their lines to stdout and
-// stderr, with the rank in front.
+// RankOutput: reads the pipes of all ranks, or is fed with what other hosts
+// have read, and writes the lines to stdout and stderr, with the rank in front.
 //
 // A reader of shardctl's own output that stalls stops the ranks that print: the
 // queues fill, and their pipes are not read any more. Nothing else stops.
@@ -15,12 +15,16 @@
 #include <poll.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sdk/cli/output.h"
 #include "sdk/cli/output_queue.h"
 
 namespace shardctl {
+
+// The rank of output that is no rank's.
+inline constexpr int kNoRank = -1;
 
 class RankOutput {
  public:
@@ -32,6 +36,13 @@ class RankOutput {
   // Adds a rank whose output comes through the non-blocking pipes `out` and
   // `error`, which are closed when they end, or by Finish. -1: it has none.
   void Add(int rank, const std::string& prefix, int out, int error);
+
+  // Takes output of a rank that was added without a pipe for it, at once,
+  // whether or not the queues have room.
+  void Feed(int rank, bool error, std::string_view bytes);
+
+  // Returns whether a queue has no room, so that no more should be fed.
+  bool full() const { return out_queue_.full() || error_queue_.full(); }
 
   // Adds descriptors that are readable when there is something to do: output of
   // ranks for which a queue has room, and progress of the queues.
@@ -61,11 +72,11 @@ class RankOutput {
   void NoticeLostOutput();
 
  private:
-  // One of the two pipes of a rank.
+  // One of the two streams of a rank.
   struct Pipe {
     int rank;
     bool error;
-    int fd;
+    int fd;  // -1: closed, or fed.
     std::string prefix;
     LineSplitter lines;
   };
@@ -78,7 +89,9 @@ class RankOutput {
   }
   void ReadAll(bool as_queued);
   void Read(Pipe* pipe, bool as_queued);
-  void Close(Pipe* pipe);
+  void Take(Pipe* pipe, std::string_view bytes);
+  // Writes the incomplete last line.
+  void End(Pipe* pipe);
 
   const bool one_queue_;
   OutputQueue out_queue_;

@@ -3,14 +3,10 @@
 #include "sdk/cli/commands/run.h"
 
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/random.h>
 #include <sys/signalfd.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,42 +14,24 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "sdk/cli/commands/process.h"
 #include "sdk/cli/commands/rank_output.h"
+#include "sdk/cli/commands/ranks.h"
+#include "sdk/cli/commands/remote_ranks.h"
 
 namespace shardctl {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-// At most 30 years, so that no sum overflows.
-Clock::time_point After(double seconds) {
-  constexpr double kLongest = 30 * 365.0 * 24 * 3600;
-  return Clock::now() +
-         std::chrono::duration_cast<Clock::duration>(
-             std::chrono::duration<double>(std::min(seconds, kLongest)));
-}
-
-std::string UniqueName() {
-  uint64_t word = 0;
-  if (::getrandom(&word, sizeof(word), 0) != sizeof(word)) {
-    word = static_cast<uint64_t>(::getpid());
-  }
-  char name[40];
-  std::snprintf(name, sizeof(name), "shardctl-%016llx",
-                static_cast<unsigned long long>(word));
-  return name;
-}
-
-int CpuCount() {
-  cpu_set_t set;
-  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+// Ranks of an earlier start, which may be late, must not meet those of a later
+// one.
+std::string NameOfStart(const std::string& name, int restart) {
+  return restart == 0 ? name : name + "-r" + std::to_string(restart);
 }
 
 int TerminalColumns() {
@@ -68,8 +46,9 @@ class Launcher {
  public:
   explicit Launcher(const RunOptions& options)
       : options_(options),
-        name_(options.name.empty() ? UniqueName() : options.name),
-        detached_(options.ranks > 1) {}
+        name_(options.name.empty() ? "shardctl-" + RandomHex(8) : options.name),
+        detached_(options.ranks > 1 || !options.hosts.empty()),
+        meeting_(options.hosts.empty() ? Meeting() : ChooseMeeting(options)) {}
 
   int Run() {
     // Signals come through a descriptor, in turn with the ranks' output.
@@ -87,81 +66,83 @@ class Launcher {
       exit_code_ = kCannotRun;
     }
     if (options_.timeout > 0) timeout_ = After(options_.timeout);
-    for (int r = 0; r < options_.ranks && !exit_code_; ++r) Start(r);
-    while (alive_ > 0) {
-      WaitForSomething();
-      ReadSignals();
-      output_.Read();
-      NoticeEnds();
-      output_.NoticeLostOutput();
-      KeepTime();
+    for (int restart = 0; !exit_code_; ++restart) {
+      RunOnce(restart);
+      if (restart == options_.restarts || !MayRestart()) break;
+      output_.Say("restart " + std::to_string(restart + 1) + " of " +
+                  std::to_string(options_.restarts));
+      exit_code_.reset();
+      failure_.reset();
     }
-    KillAndReapAll();
-    // The last output of an ended rank is in its pipes by now.
-    output_.Finish();
-    ranks_.clear();
     Drain();
     return exit_code_.value_or(0);
   }
 
  private:
-  struct Rank {
-    int rank;
-    pid_t pid;
-    bool alive = true;
-  };
+  void RunOnce(int restart) {
+    if (options_.hosts.empty()) {
+      ranks_ = std::make_unique<OwnHostRanks>(OwnSetup(restart), &output_);
+    } else {
+      ranks_ = std::make_unique<RemoteRanks>(options_, meeting_, name_, restart,
+                                             Columns(), &output_);
+    }
+    NoticeFailures();
+    while (!ranks_->done()) {
+      WaitForSomething();
+      ReadSignals();
+      output_.Read();
+      NoticeFailures();
+      output_.NoticeLostOutput();
+      KeepTime();
+    }
+    ranks_->Clear();
+    // The last output of an ended rank is in its pipes by now.
+    output_.Finish();
+    ranks_.reset();
+    kill_at_.reset();
+    decide_at_.reset();
+  }
 
-  // The end of a rank that did not end with 0.
-  struct Failure {
-    int rank;
-    int code;  // For shardctl.
-    std::string how;
-    int order;  // A failure of smaller order explains more.
-  };
+  bool MayRestart() const {
+    return failure_ && failure_->order != kStartFailed &&
+           signals_received_ == 0 && !timed_out_;
+  }
 
-  void Start(int r) {
-    SpawnOptions how;
-    how.command = options_.command;
-    how.detached = detached_;
-    const std::string ranks = std::to_string(options_.ranks);
-    how.environment = {{"SHARD_RANK", std::to_string(r)},
-                       {"SHARD_WORLD_SIZE", ranks},
-                       {"SHARD_LOCAL_RANK", std::to_string(r)},
-                       {"SHARD_LOCAL_WORLD_SIZE", ranks},
-                       {"SHARD_RENDEZVOUS", name_}};
-    const std::string prefix =
-        detached_ ? "[" + std::to_string(r) + "] " : std::string();
-    if (r == 0 && output_.IsTerminal(/*error=*/false)) {
-      const int columns =
-          std::max(20, TerminalColumns() - static_cast<int>(prefix.size()));
-      how.environment.emplace_back("SHARD_TERMINAL", "1");
-      how.environment.emplace_back("COLUMNS", std::to_string(columns));
+  // Returns the width of the terminal for rank 0's lines; 0: there is none.
+  int Columns() const {
+    return output_.IsTerminal(/*error=*/false) ? TerminalColumns() : 0;
+  }
+
+  RankSetup OwnSetup(int restart) const {
+    RankSetup setup;
+    setup.ranks = options_.ranks;
+    setup.world_size = options_.ranks;
+    setup.detached = detached_;
+    setup.command = options_.command;
+    setup.environment = options_.environment;
+    setup.environment.emplace_back("SHARD_RENDEZVOUS",
+                                   NameOfStart(name_, restart));
+    setup.environment.emplace_back("SHARD_RESTART_COUNT",
+                                   std::to_string(restart));
+    if (const int columns = Columns(); columns > 0) {
+      constexpr int kPrefix = 4;  // "[0] "
+      setup.columns = std::max(20, columns - (detached_ ? kPrefix : 0));
     }
-    if (::getenv("OMP_NUM_THREADS") == nullptr && detached_) {
-      how.environment.emplace_back(
-          "OMP_NUM_THREADS",
-          std::to_string(std::max(1, CpuCount() / options_.ranks)));
-    }
-    const Process process = Spawn(how);
-    if (process.spawn_errno != 0) {
-      output_.Say("cannot run '" + options_.command[0] + "': " +
-                  (process.spawn_errno == ENOENT
-                       ? "no such program"
-                       : ::strerror(process.spawn_errno)));
-      End(process.spawn_errno == ENOENT ? kNotFound : kCannotRun, SIGTERM);
-      return;
-    }
-    output_.Add(r, prefix, process.out, process.error);
-    ranks_.push_back({r, process.pid});
-    ++alive_;
+    setup.binding = options_.binding;
+    return setup;
   }
 
   // Waits for a signal, output, room for output, or the next time limit.
   void WaitForSomething() {
     std::vector<pollfd> entries{{signals_, POLLIN, 0}};
     output_.AddToPoll(&entries);
+    std::optional<Clock::time_point> next;
+    if (ranks_ != nullptr) {
+      ranks_->AddToPoll(&entries);
+      next = ranks_->NextTime();
+    }
     int millis = -1;
-    for (const auto& at : {timeout_, kill_at_, decide_at_, give_up_at_}) {
+    for (const auto& at : {timeout_, kill_at_, decide_at_, give_up_at_, next}) {
       if (!at) continue;
       const auto left =
           std::chrono::ceil<std::chrono::milliseconds>(*at - Clock::now());
@@ -178,7 +159,7 @@ class Launcher {
     signalfd_siginfo info;
     while (::read(signals_, &info, sizeof(info)) == sizeof(info)) {
       const int signal = static_cast<int>(info.ssi_signo);
-      if (signal == SIGCHLD) continue;  // NoticeEnds handles it.
+      if (signal == SIGCHLD) continue;  // Advance handles it.
       last_signal_ = signal;
       if (++signals_received_ > 1) {
         SendToAll(SIGKILL);  // The second signal.
@@ -191,41 +172,19 @@ class Launcher {
     }
   }
 
-  // Ended ranks stay zombies until KillAndReapAll: that keeps their process
-  // ids, which name their groups, from naming someone else's.
-  void NoticeEnds() {
-    for (Rank& rank : ranks_) {
-      siginfo_t end{};  // si_pid stays 0 when it has not ended.
-      if (!rank.alive ||
-          ::waitid(P_PID, static_cast<id_t>(rank.pid), &end,
-                   WEXITED | WNOHANG | WNOWAIT) != 0 ||
-          end.si_pid != rank.pid) {
-        continue;
-      }
-      rank.alive = false;
-      --alive_;
-      if (end.si_code == CLD_EXITED && end.si_status == 0) continue;
-      Failure failure = FailureOf(rank.rank, end);
+  void NoticeFailures() {
+    for (RankFailure& failure : ranks_->Advance()) {
+      const bool is_final = failure.order == kStartFailed;
       if (!failure_ || failure.order < failure_->order) {
         failure_ = std::move(failure);
       }
-      if (!decide_at_) decide_at_ = After(kSettleSeconds);
+      if (is_final) {
+        Decide();
+      } else if (!decide_at_) {
+        decide_at_ = After(kSettleSeconds);
+      }
     }
-    if (failure_ && alive_ == 0) Decide();
-  }
-
-  static Failure FailureOf(int rank, const siginfo_t& end) {
-    if (end.si_code == CLD_EXITED) {
-      return {rank, end.si_status,
-              "ended with code " + std::to_string(end.si_status),
-              end.si_status == kFollowed ? 2 : 1};
-    }
-    // A program may abort() when it is told of a lost rank, so SIGABRT may be a
-    // consequence; other signals are causes.
-    return {rank, 128 + end.si_status,
-            "was ended by signal " + std::to_string(end.si_status) + " (" +
-                ::strsignal(end.si_status) + ")",
-            end.si_status == SIGABRT ? 1 : 0};
+    if (failure_ && ranks_->alive() == 0) Decide();
   }
 
   // Says which rank failed, and ends the others. REQUIRES: failure_.
@@ -234,8 +193,7 @@ class Launcher {
     if (exit_code_) return;
     // The rank's last output comes before our message.
     output_.ReadNow();
-    output_.Say("rank " + std::to_string(failure_->rank) + " " + failure_->how +
-                (alive_ > 0 ? "; ending the others" : ""));
+    output_.Say(failure_->text + (alive() > 0 ? "; ending the others" : ""));
     End(failure_->code, SIGTERM);
   }
 
@@ -252,14 +210,14 @@ class Launcher {
         std::snprintf(seconds, sizeof(seconds), "%g", options_.timeout);
         output_.Say("the run took longer than its timeout of " +
                     std::string(seconds) +
-                    (alive_ > 0 ? " s; ending the ranks"
-                                : " s: its output is not read"));
+                    (alive() > 0 ? " s; ending the ranks"
+                                 : " s: its output is not read"));
         End(kTimedOut, SIGTERM);
       }
     }
     if (kill_at_ && now >= *kill_at_) {
       kill_at_.reset();
-      if (alive_ > 0) {
+      if (alive() > 0) {
         output_.Say("ranks did not end within " +
                     std::to_string(static_cast<int>(kGraceSeconds)) +
                     " s; killing them");
@@ -272,7 +230,6 @@ class Launcher {
   // or the timeout only while its reader reads; after a second signal not at
   // all. REQUIRES: all ranks have ended.
   void Drain() {
-    kill_at_.reset();
     const int enough = std::max(signals_received_, 1);
     while (!output_.AllIsWritten()) {
       if ((signals_received_ > 0 || timed_out_) && !give_up_at_) {
@@ -293,40 +250,30 @@ class Launcher {
   // The first reason decides the exit code.
   void End(int code, int signal) {
     if (!exit_code_) exit_code_ = code;
-    if (alive_ == 0) return;
+    if (alive() == 0) return;
     if (!kill_at_) kill_at_ = After(kGraceSeconds);
     SendToAll(signal);
   }
 
-  // Signals ended ranks as well: their groups may still have processes that
-  // they have started.
-  void SendToAll(int signal) {
-    for (const Rank& rank : ranks_) {
-      ::kill(detached_ ? -rank.pid : rank.pid, signal);
-    }
-  }
+  int alive() const { return ranks_ == nullptr ? 0 : ranks_->alive(); }
 
-  // REQUIRES: all ranks have ended.
-  void KillAndReapAll() {
-    SendToAll(SIGKILL);
-    for (const Rank& rank : ranks_) {
-      while (::waitpid(rank.pid, nullptr, 0) < 0 && errno == EINTR) {
-      }
-    }
+  void SendToAll(int signal) {
+    if (ranks_ != nullptr) ranks_->Signal(signal);
   }
 
   const RunOptions& options_;
   const std::string name_;
   const bool detached_;
+  const Meeting meeting_;
   RankOutput output_;
   int signals_ = -1;
-  std::vector<Rank> ranks_;
-  int alive_ = 0;
-  int signals_received_ = 0;  // Signals to stop.
+  std::unique_ptr<Ranks> ranks_;  // Of the start in progress.
+  int signals_received_ = 0;      // Signals to stop.
   int last_signal_ = 0;
   bool timed_out_ = false;
-  bool progress_ = false;           // A reader took output.
-  std::optional<Failure> failure_;  // The one that explains most, so far.
+  bool progress_ = false;  // A reader took output.
+  // The one that explains most, of this start, so far.
+  std::optional<RankFailure> failure_;
   std::optional<int> exit_code_;
   std::optional<Clock::time_point> timeout_;
   std::optional<Clock::time_point> kill_at_;

@@ -74,7 +74,8 @@ TEST_F(DoctorGpusTest, WithoutCublasItSaysWhatNeedsItAndWhereItIs) {
   for (const char* text :
        {"info no usable cuBLAS: ", "libcublasLt.so.13: ", "libcublasLt.so.12: ",
         "; install cuBLAS of CUDA 12 or 13 (it is in the CUDA toolkit",
-        "LD_LIBRARY_PATH; the optimizer muon on GPUs alone needs it"}) {
+        "LD_LIBRARY_PATH; muon with offload=states needs none; the optimizer "
+        "muon on GPUs alone needs it"}) {
     EXPECT_TRUE(Has(Found("cublas"), text)) << Found("cublas");
   }
 }

@@ -24,21 +24,10 @@ using shardctl_testing::kSeconds;
 using shardctl_testing::Result;
 using shardctl_testing::RunShardctl;
 using shardctl_testing::Shardctl;
+using shardctl_testing::SortedLines;
 
 std::vector<std::string> Script(int ranks, const std::string& script) {
   return {"run", "-n", std::to_string(ranks), "--", "sh", "-c", script};
-}
-
-std::vector<std::string> SortedLines(const std::string& text) {
-  std::vector<std::string> lines;
-  size_t begin = 0;
-  for (size_t end; (end = text.find('\n', begin)) != std::string::npos;
-       begin = end + 1) {
-    lines.push_back(text.substr(begin, end - begin));
-  }
-  if (begin < text.size()) lines.push_back(text.substr(begin));
-  std::sort(lines.begin(), lines.end());
-  return lines;
 }
 
 TEST(ShardctlTest, HelpAndVersion) {
@@ -110,7 +99,8 @@ TEST(ShardctlTest, UsageErrorsNameTheCommandAndItsHelp) {
   EXPECT_EQ(RunShardctl({"rn", "-n", "2"}).error,
             "shardctl: 'rn' is no command; see shardctl --help\n");
   EXPECT_EQ(RunShardctl({"run", "--", "true"}).error,
-            "shardctl run: --ranks is required; see shardctl run --help\n");
+            "shardctl run: --ranks or --hosts is required; see shardctl run "
+            "--help\n");
 }
 
 TEST(ShardctlTest, EveryRankKnowsItsPlace) {

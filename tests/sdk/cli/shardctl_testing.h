@@ -181,6 +181,37 @@ inline bool Has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+inline std::vector<std::string> SortedLines(const std::string& text) {
+  std::vector<std::string> lines;
+  size_t begin = 0;
+  for (size_t end; (end = text.find('\n', begin)) != std::string::npos;
+       begin = end + 1) {
+    lines.push_back(text.substr(begin, end - begin));
+  }
+  if (begin < text.size()) lines.push_back(text.substr(begin));
+  std::sort(lines.begin(), lines.end());
+  return lines;
+}
+
+// A pipe whose write end the ranks have, and all that they start.
+class AlivePipe {
+ public:
+  AlivePipe() { EXPECT_EQ(::pipe(ends_), 0); }
+  ~AlivePipe() { ::close(ends_[0]); }
+  // Leaves the write end to the processes that have been started.
+  void Keep() { ::close(ends_[1]); }
+  // Returns whether all of them end within `seconds`.
+  bool Ends(int seconds) {
+    char byte;
+    pollfd entry{ends_[0], POLLIN, 0};
+    return ::poll(&entry, 1, seconds * 1000) == 1 &&
+           ::read(ends_[0], &byte, 1) == 0;
+  }
+
+ private:
+  int ends_[2];
+};
+
 }  // namespace shardctl_testing
 
 #endif  // SHARD_TESTS_SDK_CLI_SHARDCTL_TESTING_H_
