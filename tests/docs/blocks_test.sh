@@ -25,7 +25,7 @@ docs/flat-layout.md           c=2,text=1         //tests/docs:flat_layout_exampl
 docs/go.md                    go=3,text=1        //tests/sdk/go:example_test
 docs/gpu.md                   c=3                this
 docs/numerics.md              c=1                this
-docs/observability.md         c=1,log=1,text=2 //tests/docs:observability_test
+docs/observability.md         c=1,json=1,log=1,text=2 //tests/docs:observability_test
 docs/packages.md              cmake=1,python=2   //tests/package:package_test
 docs/porting.md               diff=2,text=*      //tests/docs:porting_diffs_test,porting_errors_test
 docs/python.md                python=*,text=*    //tests/sdk/python:uses_test

@@ -166,7 +166,7 @@ static void meeting(void) {
   options.world_size = 2;
   options.timeout = 0.2;
   print(shard_comm_open("threads:2?name=alone", &options, &comm));
-  print(shard_comm_open("tcp://host", &options, &comm));
+  print(shard_comm_open("udp://host", &options, &comm));
 }
 
 /* ---- Two ranks: rank 0 prints ---------------------------------------------

@@ -31,7 +31,7 @@ gcc -std=c11 -Wall -Wextra -Wpedantic -Werror -I api/include \
   "$TEST_TMPDIR/program.c" api/libshard.so.0 -o "$TEST_TMPDIR/program" ||
   fail "the program does not compile"
 cd "$TEST_TMPDIR"
-SHARD_LOG=info SHARD_TRACE=trace.json SHARD_METRICS=shard.prom \
+SHARD_LOG=info SHARD_TRACE=trace.json SHARD_METRICS=shard.prom SHARD_DUMP=dump.json \
   ./program >printed 2>log || fail "the program: $(cat printed log)"
 diff <(block text) printed || fail "what is printed is not as in the document"
 diff <(block log | without_times) <(without_times <log) ||
@@ -44,10 +44,20 @@ done
 sed -nE 's/^shard_event_calls_total.*category="(.*)",event="(.*)".*/\2 \1/p' \
   shard.rank0.prom | sort >events
 [[ -s events ]] || fail "there are no metrics"
-awk -F'|' '/^\| `/ && NF == 5 && $3 !~ /log|trace|metrics|^ *$/ {
+awk -F'|' '/^\| `/ && NF == 5 && $3 !~ /log|trace|metrics|dump|^ *$/ {
              n = split($2, names, ","); gsub(/ /, "", $3)
              for (i = 1; i <= n; ++i) { gsub(/[` ]/, "", names[i])
                                         print names[i], $3 } }' "$document" |
   sort >documented
 diff documented events || fail "the table of events (<) is not the library's (>)"
 grep -q '"name":"step"' trace.json || fail "the trace has no step"
+
+# The dump has the keys that the document lists.
+awk '/^## The dump/ { on = 1 } /^## Events/ { on = 0 } on' "$document" |
+  sed -nE 's/^\| (`[a-z_]+`(, `[a-z_]+`)*) \|.*/\1/p' | tr -d '`,' | tr ' ' '\n' |
+  while read -r key; do
+    case "$key" in
+      dtype | recv_dtype | root | ranks | first | stride) ;;  # Of some alone.
+      *) grep -q "\"$key\":" dump.rank0.json || fail "the dump has no '$key'" ;;
+    esac
+  done

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Tests that docs/operations.md says of NCCL's variables what shardctl says, that
-# its commands are known, and that the errors that it quotes are in the sources.
+# its commands are known, that the errors that it quotes are in the sources, and
+# that it has each option of a URL over hosts.
 
 set -euo pipefail
 
@@ -46,3 +47,25 @@ sed -nE '/^## Errors/,/^## After/p' "$document" | grep '^| `' |
   grep -RqF -- "${quote%% ...*}" core/collectives/nccl ||
     fail "no message has '$quote'"
 done
+
+# Those of several hosts, in whose sources a message may go on in another line.
+mapfile -t sources < <(find core/comm -name '*.cc')
+perl -0pe 's/"\s*\n\s*"//g' "${sources[@]}" >"$TEST_TMPDIR/messages"
+sed -nE '/^### Errors of several hosts/,/^After an error/p' "$document" |
+  tr '\n' ' ' | grep -oE '"[^"]+"' | tr -d '"' |
+  grep -vE '^Connection refused$' >"$TEST_TMPDIR/quotes"
+[[ "$(wc -l <"$TEST_TMPDIR/quotes")" -ge 60 ]] || fail "few quotes"
+while read -r quote; do
+  grep -qF -- "$quote" "$TEST_TMPDIR/messages" || fail "no message has '$quote'"
+done <"$TEST_TMPDIR/quotes"
+
+# The options: those that the sources take, and no others.
+taken() {
+  sed -nE '/^std::string TakeHelperKeys/,/^}/s/.*\{("[a-z_", ]+)\}\).*/\1/p' "$1" |
+    grep -oE '[a-z_]+'
+  grep -oE 'Take[A-Z][a-z]+\("[a-z_]+"' "$1" | cut -d'"' -f2
+  printf '%s\n' rank world_size timeout
+}
+diff <(taken core/comm/network/open_network.cc | sort) \
+  <(sed -nE '/^### The URL/,/^### Under/s/^\| `([a-z_]+)` \|.*/\1/p' "$document" |
+    sort) || fail "the sources (<) take other options than the document (>) has"

@@ -18,6 +18,7 @@ tools/bazel/install.sh . "$made"
 tools/packaging/documents.sh . "$made"
 wheel="$(sdk/python/make_wheel.py --library "$made/lib/libshard.so.0" \
   --plugin "$made/lib/libshard_cuda.so" \
+  --helper "$made/libexec/libshard/shard-network" \
   --output "$TEST_TMPDIR/wheel")"
 mv "$made" "$prefix"
 
@@ -70,3 +71,5 @@ cd "$TEST_TMPDIR"
 venv/bin/python Python/quickstart.py expected 51 || fail "the wheel does not train"
 venv/bin/python -c 'import shard; print(shard.open("expected").info().step)' |
   diff - <(echo 51) || fail "the wheel reads no checkpoint"
+venv/lib/python3*/site-packages/shard/libexec/libshard/shard-network --version ||
+  fail "the wheel has no network helper that runs"

@@ -69,9 +69,13 @@ cuda="$prefix/lib/libshard_cuda.so"
   fail "$cuda exports $(nm -D --defined-only "$cuda")"
 ! readelf -d "$cuda" | grep -E "NEEDED.*(libcu|libnv)" || fail "$cuda needs CUDA"
 
+# The network helper runs from where it is installed.
+[[ "$("$prefix/libexec/libshard/shard-network" --version)" == *" $version" ]] ||
+  fail "shard-network --version"
+
 # The document says what the binaries need of the system.
 needs="$(tools/packaging/needs.sh "$prefix/lib/libshard.so.0" "$cuda" \
-  "$prefix/bin/shardctl")"
+  "$prefix/bin/shardctl" "$prefix/libexec/libshard/shard-network")"
 for need in $(cut -d' ' -f2 <<<"$needs" | grep -E '^(GLIBC|GLIBCXX)_'); do
   grep -qF "\`$need\`" docs/packages.md || fail "docs/packages.md has no $need"
 done
@@ -194,7 +198,7 @@ complete_words() {
 [[ "$(complete_words shardctl run --ti)" == "--timeout" ]] || fail "options"
 [[ "$(complete_words shardctl inspect --role "")" == "param buffer state" ]] ||
   fail "values"
-[[ "$(complete_words shardctl verify "$prefix/li")" == "$prefix/lib" ]] ||
+[[ "$(complete_words shardctl verify "$prefix/in")" == "$prefix/include" ]] ||
   fail "files"
 grep -qF "'*--match[" "$prefix/share/zsh/site-functions/_shardctl" ||
   fail "zsh offers a repeated option once"
@@ -227,7 +231,7 @@ control() {
 }
 
 for pattern in 'libc6 \(>= 2\.[0-9]+\)' 'libstdc\+\+6 \(>= [0-9.]+\)' \
-  'libgcc-s1 \(>= [0-9.]+\)'; do
+  'libgcc-s1 \(>= [0-9.]+\)' 'libgloo0' 'libsodium23'; do
   [[ "$(control "$deb" Depends)" =~ $pattern ]] || fail "$(control "$deb" Depends)"
 done
 [[ "$(control "$deb" Version)" == "$version" ]] || fail "$(control "$deb" Version)"

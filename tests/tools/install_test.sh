@@ -13,10 +13,11 @@ fail() {
 
 cd "$TEST_SRCDIR/$TEST_WORKSPACE"
 built="$TEST_TMPDIR/built"
-mkdir -p "$built/api" "$built/sdk/cli"
+mkdir -p "$built/api" "$built/sdk/cli" "$built/sdk/network"
 cp /bin/true "$built/api/libshard.so.0"
 cp /bin/true "$built/api/libshard_cuda.so"
 cp /bin/true "$built/sdk/cli/shardctl"
+cp /bin/true "$built/sdk/network/shard-network"
 
 install_to() {
   tools/bazel/install.sh "$built" "$1" 2>"$TEST_TMPDIR/err" ||
@@ -36,6 +37,7 @@ for name in "plain" "with space" "libshard.so.0.d" "-dash"; do
   install_to "$prefix"
   cmp api/include/shard/shard.h "$prefix/include/shard/shard.h"
   "$prefix/bin/shardctl"
+  "$prefix/libexec/libshard/shard-network"
   [[ "$(readlink "$prefix/lib/libshard.so")" == libshard.so.0 ]] ||
     fail "'$name': libshard.so is no link to libshard.so.0"
   [[ -z "$(find "$prefix" -name '*.new')" ]] || fail "drafts stay in '$name'"

@@ -24,25 +24,51 @@ scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 root="$scratch/root"
 
+# unversioned PROGRAM: prints "libgloo0 0.0~git20220518.5b14351" for each library
+# that PROGRAM needs and whose symbols have no versions, which needs.sh leaves out.
+# The package of a library says in its .shlibs file what programs depend on:
+# "libgloo 0 libgloo0 (>= 0.0~git20220518.5b14351)".
+unversioned() {
+  LC_ALL=C readelf -d "$1" |
+    sed -n 's/.*(NEEDED).*\[\(.*\)\.so\.\(.*\)\]/\1 \2/p' |
+    while read -r library version; do
+      case "$library" in libc | libm | libgcc_s | libstdc++ | ld-linux*) continue ;; esac
+      awk -v library="$library" -v version="$version" '
+        $1 == library && $2 == version {
+          sub(/\)/, "", $5)
+          print $3, $5
+          exit
+        }' /var/lib/dpkg/info/*.shlibs
+    done
+}
+
 # Prints "libc6 (>= 2.34), ...". The Debian package of a library lists, in its
 # .symbols file, the version of the package that brought each symbol version.
 dependencies() {
   local library needed found
-  "$(dirname "${BASH_SOURCE[0]}")/needs.sh" \
-    "$root/usr/lib/libshard.so.0" "$root/usr/bin/shardctl" |
-    while read -r library needed; do
-      found="$(awk -v library="$library" -v symbol="$needed@$needed" '
-        /^[^ |*]/ { package = $1 == library ? $2 : "" }
-        package != "" && $1 == symbol { print package, $2; exit }' \
-        /var/lib/dpkg/info/*":$architecture.symbols")"
-      if [[ -z "$found" ]]; then
-        echo "deb.sh: no installed package has $needed of $library" >&2
-        return 1
-      fi
-      echo "$found"
-    done | sort -k1,1 -k2,2V | awk '
+  {
+    unversioned "$root/usr/libexec/libshard/shard-network"
+    "$(dirname "${BASH_SOURCE[0]}")/needs.sh" \
+      "$root/usr/lib/libshard.so.0" "$root/usr/bin/shardctl" \
+      "$root/usr/libexec/libshard/shard-network" |
+      while read -r library needed; do
+        found="$(awk -v library="$library" -v symbol="$needed@$needed" '
+          /^[^ |*]/ { package = $1 == library ? $2 : "" }
+          package != "" && $1 == symbol { print package, $2; exit }' \
+          /var/lib/dpkg/info/*":$architecture.symbols")"
+        if [[ -z "$found" ]]; then
+          echo "deb.sh: no installed package has $needed of $library" >&2
+          return 1
+        fi
+        echo "$found"
+      done
+  } | sort -k1,1 -k2,2V | awk '
     { newest[$1] = $2 }
-    END { for (package in newest) print package " (>= " newest[package] ")" }' |
+    END {
+      for (package in newest) {
+        print package (newest[package] != "" ? " (>= " newest[package] ")" : "")
+      }
+    }' |
     sort | paste -sd, | sed 's/,/, /g'
 }
 
