@@ -153,7 +153,7 @@ struct WireLayout {
   RegionKind kind;
   uint64_t cells;
   uint64_t payload_bytes;  // Of a cell.
-  // Of tensors: the key of the block whose rounds ship them.
+  // The key of the block whose rounds ship these tensors.
   WireText<kMaxRegionKeyBytes> block;
 };
 

@@ -26,7 +26,7 @@ struct RunOptions {
   std::vector<std::pair<std::string, std::string>> environment;
   std::vector<std::string> command;  // Program and arguments; not empty.
 
-  // Of several hosts; each is the word that its option describes.
+  // For several hosts; each is the word that its option describes.
   std::vector<HostRanks> hosts;  // Empty: the ranks run here.
   std::string via;               // Empty: ssh.
   std::string shardctl;          // The program on the hosts; empty: this one.

@@ -25,7 +25,7 @@ enum class DivergenceKind {
   kFailed,      // All came, as far as is known, and it did not end well.
 };
 
-// What some ranks called.
+// A call, and the ranks that made it.
 struct CalledBy {
   DumpedCall call;
   std::vector<int64_t> ranks;

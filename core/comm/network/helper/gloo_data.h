@@ -42,7 +42,7 @@ class GlooData {
   // OK.
   using Connected = std::function<void(int host, const Status& status)>;
 
-  // What one end of a connection tells the other one.
+  // The part of a connection that one end tells the other.
   struct End {
     std::string address;  // Gloo's, in its own form.
     std::string token;

@@ -37,7 +37,7 @@
 
 namespace shard::network {
 
-// What the two ends of a connection must have in common.
+// The properties that both ends of a connection must share.
 struct Identity {
   std::string job_id;  // Any text.
   uint32_t restart = 0;

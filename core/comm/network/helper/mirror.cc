@@ -168,7 +168,7 @@ bool Mirror::Scan() {
   }
   if (ScanPresence()) any = true;
   if (ScanWaits()) any = true;
-  // What they wait for may be a failure of this host's ranks.
+  // They may wait for a failure of a rank of this host.
   if (!departures_.empty()) ApplyDepartures();
   EraseLeft();
   return any;

@@ -10,7 +10,7 @@
 // come later, and everything in core/comm/direct works over hosts: rounds,
 // fingerprints, failures, notices, deadlocks.
 //
-// What is sent of a rank arrives in the order in which it was written:
+// All that is sent of a rank arrives in the order in which it was written:
 //
 //   round      a cell, when the rank has entered the round, after the tensor
 //              data that the cell's shipments list; the rounds of all blocks in
