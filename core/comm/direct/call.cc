@@ -2,8 +2,6 @@
 
 #include "core/comm/direct/call.h"
 
-#include <atomic>
-
 #include "core/base/dtype.h"
 #include "core/base/strings.h"
 
@@ -11,8 +9,9 @@ namespace shard::direct {
 
 namespace {
 
-static_assert(sizeof(Fingerprint) % sizeof(uint64_t) == 0);
-constexpr size_t kCallWords = sizeof(Fingerprint) / sizeof(uint64_t);
+static_assert(sizeof(Fingerprint) % sizeof(uint64_t) == 0 &&
+                  offsetof(Cell, call) % sizeof(uint64_t) == 0,
+              "it is copied by words");
 
 uint64_t HashOf(std::string_view text) {  // FNV-1a
   uint64_t hash = 0xcbf29ce484222325u;
@@ -147,24 +146,12 @@ bool CarriesShipments(const Fingerprint& call) {
 }
 
 void StoreCall(const Fingerprint& from, Cell* to) {
-  uint64_t words[kCallWords];
-  std::memcpy(words, &from, sizeof(words));
-  auto* target = reinterpret_cast<uint64_t*>(&to->call);
-  for (size_t i = 0; i < kCallWords; ++i) {
-    std::atomic_ref<uint64_t>(target[i]).store(words[i],
-                                               std::memory_order_relaxed);
-  }
+  StoreWords(&from, sizeof(from), &to->call);
 }
 
-Fingerprint LoadCall(Cell& from) {
-  uint64_t words[kCallWords];
-  auto* source = reinterpret_cast<uint64_t*>(&from.call);
-  for (size_t i = 0; i < kCallWords; ++i) {
-    words[i] =
-        std::atomic_ref<uint64_t>(source[i]).load(std::memory_order_relaxed);
-  }
+Fingerprint LoadCall(const Cell& from) {
   Fingerprint call;
-  std::memcpy(&call, words, sizeof(call));
+  LoadWords(&from.call, sizeof(call), &call);
   return call;
 }
 

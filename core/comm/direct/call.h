@@ -46,10 +46,9 @@ bool CarriesShipments(const Fingerprint& call);
 
 // Store and load a call. A rank that gives up reads the last call of a peer
 // that may enter the next round meanwhile. The text may then be torn, but the
-// round was decided and the text is not used; relaxed words make that race a
-// defined one.
+// round was decided and the text is not used.
 void StoreCall(const Fingerprint& from, Cell* to);
-Fingerprint LoadCall(Cell& from);
+Fingerprint LoadCall(const Cell& from);
 
 // Copies as much text as fits, never half a UTF-8 character; returns the bytes
 // copied.

@@ -43,6 +43,14 @@ namespace shard::direct {
 // file descriptors (on one host a pidfd per peer) would allow some more.
 inline constexpr int kMaxRanks = 512;
 
+// Copy into a cell, and from one. A cell may be read while its rank writes it
+// again, by a reader that then throws away what it has read: relaxed words make
+// that race a defined one, and a reader of new bytes sees, after LoadWords,
+// what the rank stored before StoreWords. The cell's bytes begin at a multiple
+// of 8, and are written up to the next one, with zeros.
+void StoreWords(const void* from, size_t bytes, void* to);
+void LoadWords(const void* from, size_t bytes, void* to);
+
 // Bytes of control data in a round. Larger gathers take several rounds.
 inline constexpr size_t kPayloadBytes = 8192;
 inline constexpr size_t kWhatBytes = 80;

@@ -201,7 +201,7 @@ Status Group::Enter(const Call& call, const void* send, size_t bytes,
     cell(rank_).order =
         family_->entered.fetch_add(1, std::memory_order_relaxed) + 1;
   }
-  if (bytes > 0) std::memcpy(cell(rank_).payload(), send, bytes);
+  StoreWords(send, bytes, cell(rank_).payload());
   // seq_cst here and in AllArrived: of two ranks that arrive last together,
   // at least one sees both.
   slot(rank_).arrived.store(round_, std::memory_order_seq_cst);

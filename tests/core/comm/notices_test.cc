@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "core/comm/communicator.h"
-#include "tests/core/base/sanitizers.h"
 #include "tests/core/comm/backends.h"
 #include "tests/core/comm/posted.h"
 
@@ -65,11 +64,6 @@ TEST_P(NoticesTest, ARankThatIsAheadDoesNotWait) {
 
 // A rank that is further ahead waits until the others have read its notices.
 TEST_P(NoticesTest, ARankTooFarAheadWaits) {
-#if SHARD_TESTS_THREAD_SANITIZER
-  GTEST_SKIP()
-      << "the thread sanitizer takes a notice that is read, and thrown "
-         "away where it was overwritten meanwhile, for a data race";
-#endif
   Run([](Communicator* comm, Poster* poster) {
     constexpr int kPosts = 5 * Notices::kMostAhead;
     const bool is_last = comm->rank() == comm->world_size() - 1;

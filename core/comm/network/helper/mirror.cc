@@ -481,9 +481,7 @@ void Mirror::ApplyRound(const Block& block, const RoundMessage& head,
   direct::Cell& cell = view.cell(head.rank, head.round);
   direct::StoreCall(head.call, &cell);
   cell.payload_bytes = payload.size();
-  if (!payload.empty()) {
-    std::memcpy(cell.payload(), payload.data(), payload.size());
-  }
+  direct::StoreWords(payload.data(), payload.size(), cell.payload());
   view.slot(head.rank).arrived.store(head.round, std::memory_order_seq_cst);
   view.block->Announce();
 }
