@@ -33,9 +33,9 @@ class Notices {
   // A rank may be this many notices ahead of another one.
   static constexpr int kMostAhead = 127;
 
-  // Is given a notice of `rank`, and this rank's of the same number.
-  using Compare =
-      std::function<void(int rank, const void* theirs, const void* mine)>;
+  // Is given a notice of `rank`, and this rank's of the same number, from 1.
+  using Compare = std::function<void(int rank, uint64_t number,
+                                     const void* theirs, const void* mine)>;
 
   // May be destroyed before or after the communicator.
   virtual ~Notices() = default;

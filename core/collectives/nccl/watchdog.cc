@@ -122,7 +122,7 @@ Status Watchdog::Announce(const Announcement& mine, const Deadline& deadline) {
   Status differs;
   const Status posted = shared_->notices->Post(
       &mine,
-      [&](int rank, const void* theirs, const void* ours) {
+      [&](int rank, uint64_t number, const void* theirs, const void* ours) {
         if (std::memcmp(theirs, ours, sizeof(Announcement)) == 0 ||
             !differs.ok()) {
           return;
@@ -134,7 +134,7 @@ Status Watchdog::Announce(const Announcement& mine, const Deadline& deadline) {
         differs =
             Desync(rank, "the ranks enqueued different collectives: ", "rank ",
                    shared_->comms->rank(), " ", own.ToText(), ", rank ", rank,
-                   " ", other.ToText(), " (collective ", announced_,
+                   " ", other.ToText(), " (collective ", number,
                    "); every rank must make the same calls in the same "
                    "order");
       },

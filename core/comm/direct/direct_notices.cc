@@ -3,7 +3,6 @@
 #include "core/comm/direct/direct_notices.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 namespace shard::direct {
@@ -11,9 +10,9 @@ namespace shard::direct {
 Status DirectNotices::Post(const void* notice, const Compare& compare,
                            const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(enter_(what_));
-  // Before the round, for its entry may overwrite this rank's oldest notice.
-  CompareArrived(group_->round(), compare);
   SHARD_RETURN_IF_ERROR(group_->Post(call(), notice, bytes_, deadline));
+  // All ranks have now posted the notice whose cell the next Post writes again:
+  // it is compared here at the latest.
   CompareArrived(group_->round(), compare);
   return Status();
 }
@@ -27,15 +26,14 @@ void DirectNotices::CompareArrived(uint64_t last, const Compare& compare) {
     const uint64_t there = std::min(group_->arrived(r), last);
     while (compared < there) {
       ++compared;
-      std::memcpy(theirs_.data(), group_->payload(r, compared), bytes_);
+      LoadWords(group_->payload(r, compared), bytes_, theirs_.data());
       // A rank that writes this cell again has seen this rank's next notice,
-      // and has compared the two.
-      std::atomic_thread_fence(std::memory_order_acquire);
+      // and compares the two in its own Post.
       if (compared < group_->round() &&
           group_->arrived(r) + 1 >= compared + cells) {
         continue;
       }
-      compare(r, theirs_.data(), group_->payload(rank, compared));
+      compare(r, compared, theirs_.data(), group_->payload(rank, compared));
     }
   }
 }

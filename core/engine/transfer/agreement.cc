@@ -154,41 +154,34 @@ StatusOr<std::unique_ptr<Notices>> OpenProposals(Communicator* comm,
   return comm->OpenNotices(kAgree, sizeof(Proposal), deadline);
 }
 
-Notices::Compare Agreement::CompareMoves(Status* error) const {
-  return [this, error](int rank, const void* theirs, const void* ours) {
+Notices::Compare Agreement::CompareMoves(Mismatch* first) const {
+  return [this, first](int rank, uint64_t number, const void* theirs,
+                       const void* ours) {
     Proposal other;
     Proposal own;
     std::memcpy(&other, theirs, sizeof(other));
     std::memcpy(&own, ours, sizeof(own));
     // A rank that has failed ends the group, and one in join takes part.
-    if (!error->ok() || SamePass(own, other) || other.failed != 0 ||
+    if ((!first->error.ok() && first->number <= number) ||
+        SamePass(own, other) || other.failed != 0 ||
         other.activity == Activity::kJoin) {
       return;
     }
     const std::string here = DescribeProposal(comm_->rank(), own, unit_name_);
     const std::string there = DescribeProposal(rank, other, unit_name_);
-    *error = comm_->rank() < rank ? DifferentThings(here, rank, there)
-                                  : DifferentThings(there, comm_->rank(), here);
+    first->number = number;
+    first->error = comm_->rank() < rank
+                       ? DifferentThings(here, rank, there)
+                       : DifferentThings(there, comm_->rank(), here);
   };
 }
 
 Status Agreement::Announce(const Proposal& mine, const Deadline& deadline) {
-  Status now;
-  Status before;
-  const Notices::Compare compare_now = CompareMoves(&now);
-  const Notices::Compare compare_before = CompareMoves(&before);
-  SHARD_RETURN_IF_ERROR(notices_->Post(
-      &mine,
-      [&](int rank, const void* theirs, const void* ours) {
-        const bool is_now = std::memcmp(ours, &mine, sizeof(mine)) == 0;
-        (is_now ? compare_now : compare_before)(rank, theirs, ours);
-      },
-      deadline));
-  if (!before.ok()) {
-    notices_->Fail(before);
-    return notices_->failure();
-  }
-  if (now.ok()) return Status();
+  Mismatch first;
+  ++number_;
+  SHARD_RETURN_IF_ERROR(notices_->Post(&mine, CompareMoves(&first), deadline));
+  if (first.error.ok()) return Status();
+  if (first.number < number_) return FailLate(first);
   // Which ranks the error names depends on all.
   SHARD_RETURN_IF_ERROR(notices_->Await(proposals_.data(), deadline));
   if (SomeFailed(proposals_)) return FailedError(Status(), deadline);
@@ -203,13 +196,11 @@ StatusOr<Decision> Agreement::Agree(Proposal mine, const Status& local,
       arguments.describe ? HashFacts(DescribeName(arguments)) : 0;
   mine.arguments = arguments.fingerprint;
   met_ = false;
-  Status before;
+  Mismatch before;
+  ++number_;
   SHARD_RETURN_IF_ERROR(notices_->Meet(&mine, CompareMoves(&before),
                                        proposals_.data(), deadline));
-  if (!before.ok()) {
-    notices_->Fail(before);
-    return notices_->failure();
-  }
+  if (!before.error.ok()) return FailLate(before);
   met_ = true;
   if (SomeFailed(proposals_)) {
     SHARD_RETURN_IF_ERROR(FailedError(local, deadline));
@@ -217,6 +208,11 @@ StatusOr<Decision> Agreement::Agree(Proposal mine, const Status& local,
   SHARD_ASSIGN_OR_RETURN(const Decision decision, DecideNow());
   SHARD_RETURN_IF_ERROR(CompareArguments(arguments, deadline));
   return decision;
+}
+
+Status Agreement::FailLate(const Mismatch& mismatch) {
+  notices_->Fail(mismatch.error);
+  return notices_->failure();
 }
 
 bool Agreement::SomeWentOn() const {
@@ -244,9 +240,11 @@ Status Agreement::FailedError(const Status& local, const Deadline& deadline) {
   // Not in a collective of the communicator, where the compute stream may meet
   // the ranks.
   const Proposal mine = proposals_[static_cast<size_t>(comm_->rank())];
-  Status before;
-  return CommonError(notices_->Meet(&mine, CompareMoves(&before),
-                                    proposals_.data(), deadline));
+  Mismatch before;
+  ++number_;
+  const Status met =
+      notices_->Meet(&mine, CompareMoves(&before), proposals_.data(), deadline);
+  return CommonError(before.error.ok() ? met : FailLate(before));
 }
 
 StatusOr<Decision> Agreement::DecideNow() {

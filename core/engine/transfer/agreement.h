@@ -212,9 +212,17 @@ class Agreement {
   // Returns whether a rank has announced its operation, and does not wait for
   // the result of this meeting.
   bool SomeWentOn() const;
-  // Returns what notices are compared with: sets `error` for the first
-  // announced move that another rank did not propose as well.
-  Notices::Compare CompareMoves(Status* error) const;
+  // An announced move that another rank did not propose as well.
+  struct Mismatch {
+    Status error;         // OK: there is none.
+    uint64_t number = 0;  // The notice's.
+  };
+  // Returns what notices are compared with: sets `first` to the mismatch with
+  // the lowest number.
+  Notices::Compare CompareMoves(Mismatch* first) const;
+  // Ends the group with a mismatch of earlier notices, which ranks of other
+  // hosts have not seen, or see now as well. Returns the group's error.
+  Status FailLate(const Mismatch& mismatch);
   // Returns the error of proposals some of which have failed. COLLECTIVE.
   Status FailedError(const Status& local, const Deadline& deadline);
   // Returns the decision from proposals none of which has failed.
@@ -228,6 +236,7 @@ class Agreement {
   const bool allow_missing_;
   const std::function<std::string(int32_t unit)> unit_name_;
   std::vector<Proposal> proposals_;
+  uint64_t number_ = 0;  // This rank's last notice.
   bool met_ = false;
 };
 

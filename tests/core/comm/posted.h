@@ -67,11 +67,13 @@ class Poster {
 
  private:
   Notices::Compare CheckEach(const Seen& seen) {
-    return [this, seen](int rank, const void* theirs, const void* ours) {
+    return [this, seen](int rank, uint64_t number, const void* theirs,
+                        const void* ours) {
       const auto* other = static_cast<const Posted*>(theirs);
       const auto* own = static_cast<const Posted*>(ours);
       EXPECT_NE(rank, rank_);
-      EXPECT_LE(own->number, number_);
+      EXPECT_LE(number, number_);
+      EXPECT_EQ(own->number, number);
       EXPECT_EQ(own->rank, rank_);
       EXPECT_EQ(other->number, own->number);
       EXPECT_EQ(other->rank, rank);

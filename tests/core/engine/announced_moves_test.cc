@@ -7,12 +7,17 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <future>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/base/strings.h"
+#include "core/comm/notices.h"
 #include "core/engine/transfer/agreement.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/thread_ranks.h"
@@ -42,14 +47,71 @@ Proposal Join() {
   return proposal;
 }
 
-// Calls body(rank, agreement) on two ranks that share no memory.
-void OnTwoRanks(const std::function<void(int rank, Agreement*)>& body) {
+// Notices that cross, as those of two hosts may: each is compared one Post
+// later.
+class CrossedNotices final : public Notices {
+ public:
+  explicit CrossedNotices(std::unique_ptr<Notices> notices)
+      : notices_(std::move(notices)) {}
+
+  Status Post(const void* notice, const Compare& compare,
+              const Deadline& deadline) override {
+    const std::vector<Pair> late = std::move(pairs_);
+    pairs_.clear();
+    SHARD_RETURN_IF_ERROR(notices_->Post(notice, Keep(), deadline));
+    for (const Pair& pair : late) {
+      compare(pair.rank, pair.number, &pair.theirs, &pair.mine);
+    }
+    return Status();
+  }
+  Status Await(void* recv, const Deadline& deadline) override {
+    return notices_->Await(recv, deadline);
+  }
+  Status Meet(const void* notice, const Compare& compare, void* recv,
+              const Deadline& deadline) override {
+    return notices_->Meet(notice, compare, recv, deadline);
+  }
+  Status Check(uint64_t number, std::string_view what,
+               const Deadline& deadline) const override {
+    return notices_->Check(number, what, deadline);
+  }
+  void Fail(const Status& error) override { notices_->Fail(error); }
+  Status failure() const override { return notices_->failure(); }
+
+ private:
+  struct Pair {
+    int rank;
+    uint64_t number;
+    Proposal theirs;
+    Proposal mine;
+  };
+  Compare Keep() {
+    return [this](int rank, uint64_t number, const void* theirs,
+                  const void* mine) {
+      Pair& pair = pairs_.emplace_back(Pair{rank, number, {}, {}});
+      std::memcpy(&pair.theirs, theirs, sizeof(Proposal));
+      std::memcpy(&pair.mine, mine, sizeof(Proposal));
+    };
+  }
+
+  const std::unique_ptr<Notices> notices_;
+  std::vector<Pair> pairs_;
+};
+
+// Calls body(rank, agreement) on two ranks that share no memory. `cross`: their
+// notices are CrossedNotices.
+void OnTwoRanks(const std::function<void(int rank, Agreement*)>& body,
+                bool cross = false) {
   RunThreadRanks(
       2,
       [&](const auto& comm) {
-        const auto notices = OpenProposals(comm.get(), Soon());
-        ASSERT_OK(notices);
-        Agreement agreement(comm.get(), notices->get(), false,
+        auto opened = OpenProposals(comm.get(), Soon());
+        ASSERT_OK(opened);
+        std::unique_ptr<Notices> notices = *std::move(opened);
+        if (cross) {
+          notices = std::make_unique<CrossedNotices>(std::move(notices));
+        }
+        Agreement agreement(comm.get(), notices.get(), false,
                             [](int32_t unit) { return StrCat("unit ", unit); });
         ASSERT_TRUE(agreement.announces());
         body(comm->rank(), &agreement);
@@ -95,6 +157,27 @@ TEST(AnnounceTest, DifferentMovesAreTheSameErrorOnBothRanks) {
                  "rank 1 gathers the parameters of unit 4"});
     EXPECT_EQ(status.rank(), 1);
   });
+}
+
+// Both ranks gather unit 3 twice in the end, so that the announcements that are
+// compared late look like those of now.
+TEST(AnnounceTest, ADifferenceThatIsFoundLateIsAnError) {
+  OnTwoRanks(
+      [](int rank, Agreement* agreement) {
+        Status status =
+            agreement->Announce(Move(Activity::kGather, 3 + rank), Soon());
+        for (int i = 0; i < 2 && status.ok(); ++i) {
+          status = agreement->Announce(Move(Activity::kGather, 3), Soon());
+        }
+        if (status.ok()) {
+          status = agreement->Agree(Proposal(), Status(), Arguments(), Soon())
+                       .status();
+        }
+        ExpectError(agreement->CommonError(status), StatusCode::kDesync,
+                    {"rank 0 gathers the parameters of unit 3",
+                     "rank 1 gathers the parameters of unit 4"});
+      },
+      /*cross=*/true);
 }
 
 TEST(AnnounceTest, AnotherPassOnOneRankAloneIsADesync) {
