@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Engines on the device cuda, over the fake of its driver: what a steady step
-// costs, and fork. cuda_memory_test lets memory run out, cuda_host_test has a
-// host that does work of its own, and cuda_faults_test makes the driver fail.
+// costs, and fork. cuda_tensor_launches_test has the steps of LAMB and
+// Adafactor, cuda_memory_test lets memory run out, cuda_host_test has a host
+// that does work of its own, and cuda_faults_test makes the driver fail.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -188,22 +189,6 @@ TEST(StepCostTest, DependsOnNoNumberOfTensors) {
   EXPECT_EQ(many.to_host, one.to_host);
   EXPECT_EQ(many.on_device, one.on_device);
   EXPECT_EQ(many.memsets, one.memsets);
-}
-
-// Beside the launches of norms, one for each buffer, and what follows from
-// them.
-TEST(StepCostTest, OptimizersOfTensorsHaveABoundedNumberOfLaunches) {
-  for (const auto& [optimizer, updates] :
-       {std::pair<const char*, uint64_t>{"lamb", 3}, {"adafactor", 6}}) {
-    for (const size_t tensors : {1, 200}) {
-      SCOPED_TRACE(StrCat(optimizer, ", ", tensors, " tensors"));
-      // Adafactor has fewer launches where no parameter is a matrix.
-      const std::vector<std::vector<int64_t>> matrices(tensors, {4, 5});
-      const FakeCounters counters =
-          CountStep({.units = 2, .optimizer = optimizer, .shapes = matrices});
-      EXPECT_EQ(counters.Launches(), 2 * (1 + updates) + 1);
-    }
-  }
 }
 
 // A launch has as many blocks as the device runs at once, which are 2 on each
