@@ -69,7 +69,7 @@ grep -qE "^nccl +passed +19 of 19 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 grep -qE "^graphs +passed +4 of 4 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
-grep -qE "^offload +passed +12 of 12 checks" "$TEST_TMPDIR/out" ||
+grep -qE "^offload +passed +14 of 14 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 # The sample's pass, that its losses fall, the losses, offloaded states, and a
 # captured step.

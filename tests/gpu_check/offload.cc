@@ -73,6 +73,10 @@ void CompareBits(const Options& options, Report* report) {
   compare("a step that is skipped",
           {.step = {.skip_nonfinite = true}, .has_nan = true});
   compare("two ranks, stage 2", {.stage = 2, .ranks = 2});
+  compare("two ranks, bf16 with masters", {.ranks = 2,
+                                           .dtype = DType::bf16,
+                                           .masters = Masters::f32,
+                                           .deterministic = true});
 }
 
 void Measure(const Options& options, Report* report) {
