@@ -31,8 +31,12 @@ namespace {
 constexpr int kNsSteps = 5;
 constexpr double kEps = 1e-7;
 
-// Errors in bf16 are chance: of six matrices of 192 rows and more, 3 percent.
-constexpr double kMostOfTorch = 1.1;
+// The error in bf16 is at most torch's. Errors in bf16 are chance: of one
+// gradient of 96 rows ours is 0.91 to 1.07 times torch's, and of so many
+// gradients of each of three shapes, together, 0.97 to 0.99 times. Products
+// that are summed in another order move that by at most 0.005.
+constexpr double kMostOfTorch = 1;
+constexpr int kCopies = 16;
 
 // A value of matmul_precision, how far from the CPU's, which are fp32, its
 // updates may be, and how far an orthogonal matrix is from the same in double,
@@ -132,13 +136,13 @@ void CompareUpdates(const Options& options, std::int64_t width,
 // Compares what the products of one step make of gradients with Newton-Schulz
 // in double, and bf16 with what torch rounds to bf16. Errors are shares of the
 // matrices' Frobenius norms, of all matrices together.
-void ComparePrecisions(const Options& options, std::int64_t side, int copies,
+void ComparePrecisions(const Options& options, std::int64_t side,
                        Report* report) {
   Training training;
   training.units = false;
   training.steps = 1;
   training.shapes.clear();
-  for (int c = 0; c < copies; ++c) {
+  for (int c = 0; c < kCopies; ++c) {
     training.shapes.insert(training.shapes.end(),
                            {{side, 2 * side}, {2 * side, side}, {side, side}});
   }
@@ -241,7 +245,7 @@ void MuonSteps(const Options& options, Report* report) {
   }
   const bool large = options.elements >= kWholeElements;
   CompareUpdates(options, large ? 768 : 24, report);
-  ComparePrecisions(options, large ? 192 : 24, large ? 2 : 4, report);
+  ComparePrecisions(options, large ? 96 : 24, report);
   Measure(options, "12 blocks of GPT-2", Blocks(12, large ? 768 : 8), report);
   const std::int64_t side = large ? 4096 : 32;
   Measure(options, "4096 x 4096", {{side, side}}, report);
