@@ -32,7 +32,7 @@ type EngineOptions struct {
 	// Where ranks share no memory, a step returns while parameters are still on
 	// their way: acquire each unit before you read its parameters.
 	Overlap bool
-	Device  string // "cpu", the default, or "cpu-async".
+	Device  string // "cpu", the default, "cpu-async", or "cuda:0" for a GPU.
 }
 
 // Engine is one rank's training.

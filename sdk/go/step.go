@@ -132,14 +132,15 @@ func (e *Engine) SetStream(stream unsafe.Pointer) error {
 
 // CaptureBegin begins a capture: until CaptureEnd, ZeroGrad and one
 // StepWithoutReport become part of the CUDA graph that the program captures on the
-// stream of SetStream. For one rank.
+// stream of SetStream. Several ranks need NCCL.
 func (e *Engine) CaptureBegin() error {
 	return e.do(func(engine *C.shard_engine) *C.shard_error {
 		return C.shard_engine_capture_begin(engine)
 	})
 }
 
-// CaptureEnd ends the capture; call it before the program ends its own.
+// CaptureEnd ends the capture; call it before the program ends its own. Collective
+// where several ranks have captured a step.
 func (e *Engine) CaptureEnd() error {
 	return e.do(func(engine *C.shard_engine) *C.shard_error {
 		return C.shard_engine_capture_end(engine)
@@ -147,9 +148,9 @@ func (e *Engine) CaptureEnd() error {
 }
 
 // BeforeReplay gives the captured step the values of the next one: before each
-// launch of the graph. It waits for the step before. Options may be nil.
+// launch of the graph. It waits for the step before. Options may be nil. Collective.
 func (e *Engine) BeforeReplay(ctx context.Context, options *StepOptions) error {
-	return e.do(func(engine *C.shard_engine) *C.shard_error {
+	return e.collective(ctx, "BeforeReplay", func(engine *C.shard_engine) *C.shard_error {
 		return C.shard_engine_before_replay(engine, stepOptions(ctx, options))
 	})
 }

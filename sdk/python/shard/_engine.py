@@ -141,13 +141,14 @@ class Engine(EngineTensors, EngineState):
         self._call(lib.shard_engine_capture_begin)
 
     def capture_end(self):
-        """Ends the capture; call it before the program ends its own."""
+        """Ends the capture; call it before the program ends its own. COLLECTIVE
+        where several ranks have captured a step."""
         self._call(lib.shard_engine_capture_end)
 
     def before_replay(self, **options):
         """Gives the captured step the values of the next one: before each
         launch of the graph, with the options of step(). Waits for the step
-        before."""
+        before. COLLECTIVE."""
         options = _calls.fill(_c.shard_step_options, options)
         self._call(lib.shard_engine_before_replay, ctypes.byref(options))
 

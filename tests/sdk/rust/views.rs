@@ -5,7 +5,7 @@
 use std::mem::forget;
 
 use shard::{
-    Code, Comm, CommOptions, Engine, EngineOptions, ModuleId, Pass, Plan, StateDict,
+    Code, Comm, CommOptions, Engine, EngineOptions, ModuleId, Pass, Plan, Result, StateDict,
     StateDictOptions, StepOptions,
 };
 
@@ -149,14 +149,20 @@ fn sharded_tensors_are_seen_through_their_unit() {
 
 #[test]
 fn a_rank_that_is_left_behind_sees_no_tensors() {
+    let options = StepOptions::default();
+    expect_no_tensors_after(|engine| engine.step_without_report(&options));
+    expect_no_tensors_after(|engine| engine.before_replay(&options));
+}
+
+/// Makes a call that the other rank has left.
+fn expect_no_tensors_after(call: impl Fn(&mut Engine) -> Result<()> + Sync) {
     on_ranks(2, "", |comm| {
         let stack = Stack::new();
         let mut engine = stack.engine(&comm, 1);
         if comm.rank() == 1 {
             return;
         }
-        let options = StepOptions::default();
-        assert_eq!(code_of(engine.step(&options)), Code::RANK_LOST);
+        assert_eq!(code_of(call(&mut engine)), Code::RANK_LOST);
         // With more ranks, others could be writing these.
         let weight = stack.weights[0];
         let error = message_of(engine.param::<f32>(weight));

@@ -259,13 +259,15 @@ class Engine {
   void set_stream(void* stream) {
     detail::check(shard_engine_set_stream(use(), stream));
   }
-  // Between capture_begin and capture_end, zero_grad and one
-  // step_without_report become part of the CUDA graph that the host captures on
-  // the stream of set_stream. For one rank. Local.
+  // Begins a capture: until capture_end, zero_grad and one step_without_report
+  // become part of the CUDA graph that the host captures on the stream of
+  // set_stream. Local, blocks until the step before has ended.
   void capture_begin() { detail::check(shard_engine_capture_begin(use())); }
+  // Ends the capture; call it before the host ends its own. COLLECTIVE where
+  // several ranks have captured a step.
   void capture_end() { detail::check(shard_engine_capture_end(use())); }
   // Gives the captured step the values of the next one: before each launch of
-  // the graph. Local, blocks until the step before has ended.
+  // the graph. COLLECTIVE, blocks until the step before has ended.
   void before_replay(const StepOptions& options = {}) {
     const shard_step_options c = detail::to_c(options);
     detail::check(shard_engine_before_replay(use(), &c));

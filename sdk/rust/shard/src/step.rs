@@ -141,8 +141,8 @@ impl Engine {
 
     /// Begins a capture: until [`capture_end`](Engine::capture_end), `zero_grad` and one
     /// `step_without_report` become part of the CUDA graph that the host captures on the
-    /// stream of [`set_stream`](Engine::set_stream). UNIMPLEMENTED for several ranks and
-    /// on devices without graphs. Local, blocks.
+    /// stream of [`set_stream`](Engine::set_stream). UNIMPLEMENTED for several ranks
+    /// without NCCL, and on devices without graphs. Local, blocks.
     ///
     /// # Safety
     ///
@@ -156,16 +156,17 @@ impl Engine {
     /// Ends the capture; call it before the host ends its own. COLLECTIVE where several
     /// ranks have captured a step.
     pub fn capture_end(&mut self) -> Result<()> {
-        self.call(|engine| unsafe { sys::shard_engine_capture_end(engine) })
+        self.call_logged(|engine| unsafe { sys::shard_engine_capture_end(engine) })?
     }
 
     /// Gives the captured step the values of the next one: before each launch of the
-    /// graph. Local, blocks until the step before has ended.
+    /// graph. COLLECTIVE, blocks until the step before has ended.
     pub fn before_replay(&mut self, options: &StepOptions) -> Result<()> {
         let options = options.to_c();
-        self.call(|engine| unsafe { sys::shard_engine_before_replay(engine, &options) })?;
+        let logged = self
+            .call_logged(|engine| unsafe { sys::shard_engine_before_replay(engine, &options) })?;
         self.borrows.begin_epoch();
-        Ok(())
+        logged
     }
 
     /// Gets where the engine's tensors lie: the kind, and the number of the device among
