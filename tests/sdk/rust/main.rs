@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod callbacks;
+mod captured_step;
 mod checkpoints;
 mod common;
 mod comms;

@@ -20,6 +20,7 @@ readonly root="$TEST_TMPDIR/rust"
 mkdir -p "$root/lib"
 cp -RL --parents sdk/rust tests/sdk/rust tests/abi/layout.txt docs/rust.md "$root"
 ln -s "$PWD/api/libshard.so.0" "$root/lib/libshard.so"
+export SHARD_TEST_FAKE_CUDA="$PWD/tests/fake_cuda"
 cd "$root"
 export CARGO_HOME="$root/home" CARGO_TARGET_DIR="$root/target"
 export CARGO_NET_OFFLINE=true CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0
