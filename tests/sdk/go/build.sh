@@ -29,7 +29,7 @@ cp -rL tests/sdk/go "$scratch/source/tests/sdk"
 cd "$scratch/source/tests/sdk/go"
 unformatted="$(gofmt -l . ../../../sdk/go)"
 [[ -z "$unformatted" ]] || { echo "gofmt -w mends $unformatted" >&2; exit 1; }
-go vet -race . libshard/shard
+go vet -race ./... libshard/shard
 go test -race -c -o "$root/$3"
 
 mkdir "$scratch/source/example"
