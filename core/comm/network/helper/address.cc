@@ -7,9 +7,12 @@
 #include <net/if.h>
 #include <netdb.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "core/base/strings.h"
 
@@ -52,6 +55,22 @@ class Interfaces {
       }
     }
     return false;
+  }
+
+  // Returns the names of the interfaces by which other hosts may reach this
+  // one.
+  std::vector<std::string> Reachable() const {
+    std::vector<std::string> names;
+    for (const ifaddrs* entry = first(); entry; entry = entry->ifa_next) {
+      if (!HasAddress(*entry) || (entry->ifa_flags & IFF_UP) == 0) continue;
+      const SocketAddress address(entry->ifa_addr);
+      if (address.loopback() || address.link_local()) continue;
+      if (std::find(names.begin(), names.end(), entry->ifa_name) ==
+          names.end()) {
+        names.push_back(entry->ifa_name);
+      }
+    }
+    return names;
   }
 
  private:
@@ -303,6 +322,28 @@ StatusOr<SocketAddress> ChooseLocalAddress(const LocalChoice& choice,
                     " is not an address of this host; `ip address` lists them");
   }
   return chosen;
+}
+
+StatusOr<SocketAddress> ChooseMasterAddress(const LocalChoice& choice) {
+  // No host has this address, which RFC 5737 keeps for documents: the default
+  // route leads to it. Nothing is sent.
+  SHARD_ASSIGN_OR_RETURN(const SocketAddress elsewhere,
+                         SocketAddress::Parse("192.0.2.1", 9));
+  auto routed = ChooseLocalAddress(choice, elsewhere);
+  if (routed.ok() || !choice.interface.empty() || !choice.address.empty()) {
+    return routed;
+  }
+  SHARD_ASSIGN_OR_RETURN(const Interfaces interfaces, Interfaces::List());
+  const std::vector<std::string> names = interfaces.Reachable();
+  if (names.empty()) return SocketAddress::Parse("127.0.0.1", 0);
+  if (names.size() == 1) return AddressOfInterface(names.front(), AF_INET);
+  std::string list;
+  for (const std::string& name : names) {
+    StrAppend(&list, list.empty() ? "" : ", ", name);
+  }
+  return FailedPrecondition(
+      "no route leads out of this host, and it has the interfaces ", list,
+      "; interface= names the one by which the other hosts reach it");
 }
 
 StatusOr<Fd> ListenAt(const SocketAddress& address) {

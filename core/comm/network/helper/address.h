@@ -122,6 +122,12 @@ struct LocalChoice {
 StatusOr<SocketAddress> ChooseLocalAddress(const LocalChoice& choice,
                                            const SocketAddress& master);
 
+// Returns the address of this host for a master that other hosts are yet to
+// find: the chosen one, else that from which a route leads out of this host;
+// else that of its only interface; else that of loopback. kFailedPrecondition
+// where it has several interfaces, and no route.
+StatusOr<SocketAddress> ChooseMasterAddress(const LocalChoice& choice);
+
 // Returns a listening socket, bound to exactly this address. The error is
 // kNotFound where the address is not one of this host, and kAlreadyExists where
 // the port is taken. Refuses wildcard addresses.

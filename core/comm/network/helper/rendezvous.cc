@@ -20,10 +20,6 @@ constexpr double kLongestWaitSeconds = 1;
 // publish the name of a host when it starts.
 constexpr double kNameSeconds = 30;
 
-// An address of no host, which all routes to other hosts but those of a link
-// reach: RFC 5737 keeps it for documents. Nothing is sent there.
-constexpr const char* kElsewhere = "192.0.2.1";
-
 std::string PointOf(const MeetingOptions& options) {
   if (!options.folder.empty()) return StrCat("file:", options.folder);
   const bool is_ipv6 = options.host.find(':') != std::string::npos;
@@ -69,7 +65,8 @@ Status Meeting::Begin() {
   }
   if (!options_.folder.empty()) {
     folder_ = std::make_unique<FolderPoint>(options_.folder, identity_->job_id,
-                                            identity_->restart);
+                                            identity_->restart,
+                                            identity_->secret.given());
   } else if (options_.port == 0) {
     return InvalidArgument(where_, " has no port from 1 to 65535");
   }
@@ -96,17 +93,21 @@ void Meeting::HandleResolved(Resolution::Addresses addresses) {
   if (!addresses.ok()) {
     last_error_ = addresses.status();
     const StatusCode code = last_error_.code();
+    // The file may be gone since another host's claim came first.
     const bool may_change =
         code == StatusCode::kUnavailable ||
-        (code == StatusCode::kNotFound && !give_up_->Expired());
+        (code == StatusCode::kNotFound && (!give_up_ || !give_up_->Expired()));
     if (!may_change || options_.deadline.Expired()) return Finish(last_error_);
     retry_ = loop_->At(Deadline::After(wait_seconds_), [this] { Resolve(); });
     wait_seconds_ = std::min(2 * wait_seconds_, kLongestWaitSeconds);
     return;
   }
+  const bool is_new = addresses_.empty() || addresses_.front().ToString() !=
+                                                addresses->front().ToString();
   addresses_ = *std::move(addresses);
+  // Each master has as much time, from the first failure to reach it.
+  if (is_new) give_up_.reset();
   if (mesh_ != nullptr) return Try();  // The folder was read again.
-  give_up_.reset();
   wait_seconds_ = 0.01;
   const Status status = ListenForMesh();
   // The others are told: the job cannot become complete.
@@ -120,15 +121,10 @@ Resolution::Addresses Meeting::FindMaster() {
   if (found.status().code() != StatusCode::kNotFound || master_ != nullptr) {
     return found.status();
   }
-  SHARD_ASSIGN_OR_RETURN(const SocketAddress elsewhere,
-                         SocketAddress::Parse(kElsewhere, 9));
-  auto local = ChooseLocalAddress(options_.local, elsewhere);
-  const bool is_chosen =
-      !options_.local.interface.empty() || !options_.local.address.empty();
-  if (!local.ok() && !is_chosen) local = SocketAddress::Parse("127.0.0.1", 0);
-  SHARD_RETURN_IF_ERROR(local.status());
-  SHARD_RETURN_IF_ERROR(CheckTrust(*local));
-  SHARD_ASSIGN_OR_RETURN(Fd listening, ListenAt(*local));
+  SHARD_ASSIGN_OR_RETURN(const SocketAddress local,
+                         ChooseMasterAddress(options_.local));
+  SHARD_RETURN_IF_ERROR(CheckTrust(local));
+  SHARD_ASSIGN_OR_RETURN(Fd listening, ListenAt(local));
   SHARD_ASSIGN_OR_RETURN(const SocketAddress address,
                          SocketAddress::OfSocket(listening.get()));
   const Status claimed = folder_->Claim(address, options_.host_name);
@@ -215,8 +211,16 @@ void Meeting::ConnectToMaster() {
     status = channel.status();
     if (channel.ok()) channel_ = *std::move(channel);
   }
-  if (status.ok()) return;
-  last_error_ = status;
+  if (!status.ok()) HandleUnreached(status);
+}
+
+void Meeting::HandleUnreached(const Status& why) {
+  last_error_ = why;
+  if (folder_ != nullptr) {
+    // Its master listened before it wrote the file.
+    if (!give_up_) give_up_ = Deadline::After(silence_seconds_);
+    if (give_up_->Expired()) return Finish(folder_->Stale(why.message()));
+  }
   TryLater();
 }
 
@@ -308,15 +312,10 @@ void Meeting::HandleClosed(const Status& why) {
                     ": the master has left: ", why.message()));
     return;
   }
+  if (refusal == Refusal::kNone) return HandleUnreached(why);
   last_error_ = why;
-  if (refusal != Refusal::kNone) {
-    const Status hopeless = HandleRefused(refusal, why);
-    if (!hopeless.ok()) return Finish(hopeless);
-  } else if (folder_ != nullptr) {
-    // Its master listened before it wrote the file.
-    if (!give_up_) give_up_ = Deadline::After(silence_seconds_);
-    if (give_up_->Expired()) return Finish(folder_->Stale(why.message()));
-  }
+  const Status hopeless = HandleRefused(refusal, why);
+  if (!hopeless.ok()) return Finish(hopeless);
   TryLater();
 }
 
@@ -329,6 +328,7 @@ Status Meeting::HandleRefused(Refusal refusal, const Status& why) {
   // It may be a job, or a program, that is about to end.
   if (!give_up_) give_up_ = Deadline::After(silence_seconds_);
   if (!give_up_->Expired()) return Status();
+  if (folder_ != nullptr) return folder_->Stale(why.message());
   if (refusal != Refusal::kStranger) return why;
   return AlreadyExists("the port of ", where_,
                        " is taken by a program that is not libshard (`ss -ltnp "

@@ -121,6 +121,8 @@ class Meeting {
   void Try();
   Status TryToBecomeMaster();
   Status BecomeMaster(Fd listening);
+  // Tries again what has failed, or finishes where nobody will answer.
+  void HandleUnreached(const Status& why);
   void TryLater();
   void ConnectToMaster();
 

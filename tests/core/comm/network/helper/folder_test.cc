@@ -3,6 +3,7 @@
 // Hosts that meet by a folder that they share.
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <string>
@@ -32,7 +33,7 @@ MeetingOptions OptionsIn(const std::string& folder, int world_size,
 // The file of the meeting of MakeIdentity.
 std::string FileIn(const TempFolder& folder) {
   const Identity identity = MakeIdentity();
-  FolderPoint point(folder.path(), identity.job_id, identity.restart);
+  FolderPoint point(folder.path(), identity.job_id, identity.restart, true);
   EXPECT_OK(point.Claim(Loopback(1), "a"));
   const auto names = NamesIn(folder.path());
   EXPECT_EQ(names.size(), 1u);
@@ -42,11 +43,11 @@ std::string FileIn(const TempFolder& folder) {
 TEST(FolderPointTest, TheFirstIsTheMaster) {
   const TempFolder folder;
   {
-    FolderPoint first(folder.path(), "job", 3);
+    FolderPoint first(folder.path(), "job", 3, true);
     ExpectError(first.Read().status(), StatusCode::kNotFound, {});
     EXPECT_OK(first.Claim(Loopback(4711), "node-1"));
     {
-      FolderPoint second(folder.path(), "job", 3);
+      FolderPoint second(folder.path(), "job", 3, true);
       ExpectError(second.Claim(Loopback(4712), "node-2"),
                   StatusCode::kAlreadyExists, {folder.path()});
       const auto address = second.Read();
@@ -56,9 +57,9 @@ TEST(FolderPointTest, TheFirstIsTheMaster) {
           second.Stale("no answer"), StatusCode::kFailedPrecondition,
           {folder.path(), "host node-1", "no answer", "remove the file"});
       // Other jobs and other starts have other files.
-      FolderPoint job(folder.path(), "job-2", 3);
+      FolderPoint job(folder.path(), "job-2", 3, true);
       ExpectError(job.Read().status(), StatusCode::kNotFound, {});
-      FolderPoint restart(folder.path(), "job", 4);
+      FolderPoint restart(folder.path(), "job", 4, true);
       ExpectError(restart.Read().status(), StatusCode::kNotFound, {});
     }
     EXPECT_OK(first.Read());
@@ -73,7 +74,7 @@ TEST(FolderPointTest, AnothersFileStays) {
   const Identity identity = MakeIdentity();
   const std::string text = "libshard meeting 1\n10.0.0.2:1\nb\n";
   {
-    FolderPoint point(folder.path(), identity.job_id, identity.restart);
+    FolderPoint point(folder.path(), identity.job_id, identity.restart, true);
     EXPECT_OK(point.Claim(Loopback(1), "a"));
     WriteText(path, text);
   }
@@ -84,12 +85,12 @@ TEST(FolderPointTest, FilesOfAllKinds) {
   const TempFolder folder;
   const std::string path = FileIn(folder);
   const Identity identity = MakeIdentity();
-  FolderPoint point(folder.path(), identity.job_id, identity.restart);
+  FolderPoint point(folder.path(), identity.job_id, identity.restart, true);
   const std::string whole = "libshard meeting 1\n[fd00::2]:4711\nnode-1\n";
   for (size_t size = 0; size < whole.size(); ++size) {
     WriteText(path, whole.substr(0, size));
-    ExpectError(point.Read().status(), StatusCode::kUnavailable,
-                {path, "not written yet"});
+    ExpectError(point.Read().status(), StatusCode::kFailedPrecondition,
+                {path, "is no file of a meeting"});
   }
   WriteText(path, whole);
   const auto address = point.Read();
@@ -103,6 +104,34 @@ TEST(FolderPointTest, FilesOfAllKinds) {
     WriteText(path, text);
     ExpectError(point.Read().status(), StatusCode::kFailedPrecondition,
                 {path, "is no file of a meeting"});
+  }
+}
+
+// Without a secret, a file that others may have written would lead the hosts to
+// a master of theirs.
+TEST(FolderPointTest, FilesThatOthersMayWriteNeedASecret) {
+  const TempFolder folder;
+  const std::string path = FileIn(folder);
+  const Identity identity = MakeIdentity();
+  WriteText(path, "libshard meeting 1\n10.0.0.2:1\nb\n");
+  for (const bool has_secret : {false, true}) {
+    FolderPoint point(folder.path(), identity.job_id, identity.restart,
+                      has_secret);
+    for (const mode_t mode : {0600, 0644, 0620, 0602}) {
+      ASSERT_EQ(::chmod(path.c_str(), mode), 0);
+      SCOPED_TRACE(mode);
+      if (has_secret || (mode & 022) == 0) {
+        EXPECT_OK(point.Read());
+      } else {
+        ExpectError(point.Read().status(), StatusCode::kPermissionDenied,
+                    {path, "SHARD_TOKEN"});
+      }
+    }
+    const std::string other = folder / "elsewhere";
+    std::filesystem::rename(path, other);
+    std::filesystem::create_symlink(other, path);
+    EXPECT_FALSE(point.Read().ok());
+    std::filesystem::rename(other, path);
   }
 }
 
@@ -196,9 +225,10 @@ TEST(FolderMeetingTest, FoldersThatCannotBeUsed) {
   const TempFolder unfinished;
   const std::string path = FileIn(unfinished);
   WriteText(path, "libshard");
-  const auto outcomes = RunHosts({{{0}}}, OptionsIn(unfinished.path(), 1, 1));
-  ExpectError(*outcomes[0].status, StatusCode::kDeadlineExceeded,
-              {path, "not written yet"});
+  const auto outcomes = RunHosts({{{0}}}, OptionsIn(unfinished.path(), 1, 30));
+  ExpectError(*outcomes[0].status, StatusCode::kFailedPrecondition,
+              {path, "is no file of a meeting"});
+  EXPECT_LT(outcomes[0].seconds, 10);
 }
 
 TEST(FolderMeetingTest, ThisHostAloneNeedsNoSecret) {
