@@ -44,6 +44,45 @@ Status Guard(std::string_view what, const Work& work) {
 struct GlooData::Transport {
   std::shared_ptr<gloo::transport::Device> device;
   std::shared_ptr<gloo::transport::Context> context;
+
+  std::mutex mutex;
+  bool is_ending = false;             // GUARDED_BY(mutex), as the next two.
+  UnboundBuffer* sent = nullptr;      // The token that is sent, if any.
+  UnboundBuffer* received = nullptr;  // Likewise.
+
+  // Ends the waits for tokens.
+  void EndWaits() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    is_ending = true;
+    if (sent != nullptr) sent->abortWaitSend();
+    if (received != nullptr) received->abortWaitRecv();
+  }
+
+  // Lets EndWaits find the buffers of tokens that are waited for.
+  class Waits {
+   public:
+    Waits(Transport* transport, UnboundBuffer* sent, UnboundBuffer* received)
+        : transport_(transport) {
+      Set(sent, received);
+    }
+    ~Waits() { Set(nullptr, nullptr); }
+    Waits(const Waits&) = delete;
+    Waits& operator=(const Waits&) = delete;
+
+    // Returns whether the waits were ended before there were buffers.
+    bool are_ended() const {
+      const std::lock_guard<std::mutex> lock(transport_->mutex);
+      return transport_->is_ending;
+    }
+
+   private:
+    void Set(UnboundBuffer* sent, UnboundBuffer* received) {
+      const std::lock_guard<std::mutex> lock(transport_->mutex);
+      transport_->sent = sent;
+      transport_->received = received;
+    }
+    Transport* const transport_;
+  };
 };
 
 // The operations with one host. Gloo begins each at once; a thread per
@@ -59,11 +98,17 @@ class GlooData::Line {
         return buffer->waitSend(nullptr, kForEver);
       });
     });
-    receiver_ = std::thread([this] {
-      Wait(&receptions_, [](UnboundBuffer* buffer) {
-        return buffer->waitRecv(nullptr, kForEver);
+    try {
+      receiver_ = std::thread([this] {
+        Wait(&receptions_, [](UnboundBuffer* buffer) {
+          return buffer->waitRecv(nullptr, kForEver);
+        });
       });
-    });
+    } catch (...) {
+      Close();
+      sender_.join();
+      throw;
+    }
   }
 
   ~Line() {
@@ -192,6 +237,7 @@ GlooData::~GlooData() {
       return Status();
     });
   }
+  transport_->EndWaits();
   if (connecting_.joinable()) connecting_.join();
   lines_.clear();
 }
@@ -238,20 +284,26 @@ void GlooData::Connect(std::vector<End> ends, Connected done) {
       [this, ends = std::move(ends), done = std::move(done), alive = alive_] {
         Status connected;
         int failed = -1;
-        for (int h = 0; h < hosts_ && connected.ok(); ++h) {
+        for (int h = 0; h < hosts_ && connected.ok() && *alive; ++h) {
           if (h == host_) continue;
           connected = ConnectTo(h, ends[static_cast<size_t>(h)]);
           if (!connected.ok()) failed = h;
         }
         loop_->Post([this, connected, failed, done, alive] {
           if (!*alive) return;
-          for (int h = 0; h < hosts_ && connected.ok(); ++h) {
+          if (!connected.ok()) return done(failed, connected);
+          for (int h = 0; h < hosts_; ++h) {
             if (h == host_) continue;
-            lines_[static_cast<size_t>(h)] = std::make_unique<Line>(
-                transport_->context.get(), h,
-                [this, h](const Status& why) { ReportLost(h, why); });
+            const Status started =
+                Guard("starting threads for Gloo", [&]() -> Status {
+                  lines_[static_cast<size_t>(h)] = std::make_unique<Line>(
+                      transport_->context.get(), h,
+                      [this, h](const Status& why) { ReportLost(h, why); });
+                  return Status();
+                });
+            if (!started.ok()) return done(h, started);
           }
-          done(failed, connected);
+          done(-1, Status());
         });
       });
 }
@@ -275,10 +327,13 @@ Status GlooData::ConnectTo(int host, const End& theirs) {
     constexpr uint64_t kTokenSlot = ~uint64_t{0};
     const auto out = context.createUnboundBuffer(sent.data(), kTokenBytes);
     const auto in = context.createUnboundBuffer(received.data(), kTokenBytes);
+    const Transport::Waits waits(transport_.get(), out.get(), in.get());
     in->recv(host, kTokenSlot, 0, kTokenBytes);
     out->send(host, kTokenSlot, 0, kTokenBytes);
-    out->waitSend(nullptr, left);
-    in->waitRecv(nullptr, left);
+    if (waits.are_ended() || !out->waitSend(nullptr, left) ||
+        !in->waitRecv(nullptr, left)) {
+      return Unavailable("the connection with host ", host, " was closed");
+    }
     if (received != end(host).token) {
       return PermissionDenied("a stranger has connected to the port of host ",
                               host_, " where host ", host, " was expected");

@@ -8,8 +8,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
+#include <fstream>
 #include <numeric>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -250,6 +253,47 @@ TEST(GlooDataTest, AHostThatDoesNotConnectEndsByTheDeadline) {
   });
   done.wait(false);
   EXPECT_EQ(result.code(), StatusCode::kUnavailable) << result.ToString();
+}
+
+// Returns the number of TCP connections of this network namespace.
+int CountConnections() {
+  std::ifstream file("/proc/self/net/tcp");
+  int count = 0;
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream fields(line);
+    std::string number, local, remote, state;
+    fields >> number >> local >> remote >> state;
+    if (state == "01") ++count;  // TCP_ESTABLISHED
+  }
+  return count;
+}
+
+// A host that ends while it connects does not wait for the others, whether it
+// has begun to exchange tokens or not.
+TEST(GlooDataTest, AHostThatEndsDoesNotWaitForOthersToConnect) {
+  for (const bool connects : {false, true}) {
+    for (const size_t ends_first : {0u, 1u}) {
+      SCOPED_TRACE(StrCat(connects, " ", ends_first));
+      Hosts hosts = MakeHosts(2, /*seconds=*/120);
+      auto ends = EndsOf(hosts);
+      const int before = CountConnections();
+      hosts[ends_first]->OnLoop([&] {
+        hosts[ends_first]->data()->Connect(
+            std::move(ends[ends_first]),
+            [](int, const Status&) { ADD_FAILURE() << "it has connected"; });
+      });
+      const auto begin = std::chrono::steady_clock::now();
+      const auto is_past = [&](int seconds) {
+        return std::chrono::steady_clock::now() - begin >
+               std::chrono::seconds(seconds);
+      };
+      while (connects && CountConnections() == before && !is_past(2)) {
+        std::this_thread::yield();
+      }
+      hosts[ends_first].reset();
+      EXPECT_FALSE(is_past(30));
+    }
+  }
 }
 
 // Memory is held until the data has left it.
