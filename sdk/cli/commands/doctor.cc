@@ -2,6 +2,8 @@
 //
 // `shardctl doctor`: checks whether this machine is fit for libshard.
 
+#include <stdlib.h>
+
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -80,7 +82,17 @@ std::string ToText(const std::vector<Finding>& findings, size_t warnings) {
   return text;
 }
 
+// The communicators that are tried here are none of a job, whose files they
+// would replace with their own.
+void WriteNoFilesOfJobs() {
+  for (const char* name :
+       {"SHARD_LOG_FILE", "SHARD_TRACE", "SHARD_METRICS", "SHARD_DUMP"}) {
+    ::unsetenv(name);
+  }
+}
+
 int RunDoctor(const DoctorArguments& arguments) {
+  WriteNoFilesOfJobs();
   std::vector<Finding> findings;
   LookAtLibrary(&findings);
   LookAtCpu(&findings);

@@ -39,6 +39,7 @@ struct DumpedCollective {
   std::string error;              // The code of a failure.
 
   bool is_running() const { return state == "running"; }
+  bool is_posted() const { return state == "posted"; }
   bool has_failed() const { return state == "failed"; }
 };
 

@@ -107,6 +107,7 @@ std::string FindingText(const Triage& triage) {
     line(called.ranks, CallText(called.call));
   }
   line(first.running, "in it when the dump was written");
+  line(first.posted, "announced it, and did not see its end");
   line(first.failed, "failed in it");
   line(first.not_come, "did not come to it");
   std::vector<int64_t> unknown = triage.missing;
@@ -183,8 +184,8 @@ Json DivergenceJson(const Divergence& found) {
   return {{"kind", KindName(found.kind)}, {"group", found.group},
           {"name", found.name},           {"number", found.number},
           {"begin", found.begin},         {"calls", std::move(calls)},
-          {"running", found.running},     {"failed", found.failed},
-          {"not_come", found.not_come}};
+          {"running", found.running},     {"posted", found.posted},
+          {"failed", found.failed},       {"not_come", found.not_come}};
 }
 
 Json RankJson(const Dump& dump) {

@@ -42,6 +42,7 @@ Divergence Describe(const Key& key, const ByRank& entries) {
   for (const auto& [rank, entry] : entries) {
     finding.begin = std::min(finding.begin, entry->begin);
     if (entry->is_running()) finding.running.push_back(rank);
+    if (entry->is_posted()) finding.posted.push_back(rank);
     if (entry->has_failed()) finding.failed.push_back(rank);
     const auto same =
         std::find_if(finding.calls.begin(), finding.calls.end(),
@@ -84,10 +85,7 @@ class Comparison {
 
  private:
   static bool Precedes(const Divergence& a, const Divergence& b) {
-    // One that failed on all ranks alike may be the host's own affair.
-    const bool a_failed = a.kind == DivergenceKind::kFailed;
-    const bool b_failed = b.kind == DivergenceKind::kFailed;
-    return a_failed != b_failed ? b_failed : a.begin < b.begin;
+    return a.kind != b.kind ? a.kind < b.kind : a.begin < b.begin;
   }
 
   std::optional<Divergence> Judge(const Key& key, const ByRank& entries,
@@ -95,7 +93,8 @@ class Comparison {
     Divergence finding = Describe(key, entries);
     if (finding.calls.size() > 1) {
       finding.kind = DivergenceKind::kDifferent;
-    } else if (finding.running.empty() && finding.failed.empty()) {
+    } else if (finding.running.empty() && finding.posted.empty() &&
+               finding.failed.empty()) {
       return std::nullopt;
     }
     for (const Dump& dump : dumps_) {
@@ -111,7 +110,10 @@ class Comparison {
         });
     if (!finding.not_come.empty() || (some_unknown && ends_group)) {
       finding.kind = DivergenceKind::kIncomplete;
+      return finding;
     }
+    // One that ranks have announced may be done: not all of them see its end.
+    if (finding.running.empty() && finding.failed.empty()) return std::nullopt;
     return finding;
   }
 

@@ -5,7 +5,9 @@
 //
 // A collective is known by its group and its number there, which are the same
 // on all ranks; among collectives of different groups the first is the one that
-// began first, by the clocks of the ranks' machines.
+// began first, by the clocks of the ranks' machines. One that ranks called
+// differently goes before those that ranks did not come to, which may be on
+// their way.
 
 #ifndef SHARD_SDK_CLI_COMMANDS_TRIAGE_DUMPS_H_
 #define SHARD_SDK_CLI_COMMANDS_TRIAGE_DUMPS_H_
@@ -19,10 +21,13 @@
 
 namespace shardctl {
 
+// In the order in which they are told.
 enum class DivergenceKind {
   kDifferent,   // Ranks called different things.
   kIncomplete,  // Ranks did not come to it.
-  kFailed,      // All came, as far as is known, and it did not end well.
+  // All came, as far as is known, and it did not end well. On all ranks alike
+  // it may be the host's own affair.
+  kFailed,
 };
 
 // A call, and the ranks that made it.
@@ -39,6 +44,7 @@ struct Divergence {
   double begin = 0;               // That of the first rank.
   std::vector<CalledBy> calls;    // By the lowest of their ranks.
   std::vector<int64_t> running;   // Ranks that wait in it.
+  std::vector<int64_t> posted;    // Ranks that announced it, and went on.
   std::vector<int64_t> failed;    // Ranks in which it failed.
   std::vector<int64_t> not_come;  // Ranks whose dumps do not have it.
 };

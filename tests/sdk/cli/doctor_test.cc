@@ -72,6 +72,15 @@ TEST(DoctorTest, WarnsOfAFolderThatIsNotThere) {
   EXPECT_EQ(RunShardctl({"doctor", "/no/such/folder"}).code, 0);
 }
 
+TEST(DoctorTest, LeavesTheFilesOfJobsAlone) {
+  const Folder folder;
+  ASSERT_EQ(::setenv("SHARD_DUMP", (folder / "dump.json").c_str(), 1), 0);
+  const Result result = RunShardctl({"doctor"});
+  ::unsetenv("SHARD_DUMP");
+  EXPECT_EQ(result.code, 0) << result.error;
+  EXPECT_TRUE(std::filesystem::is_empty(folder / ""));
+}
+
 TEST(DoctorTest, WarnsOfABlasThatDoesNotLoad) {
   ASSERT_EQ(::setenv("SHARD_BLAS_LIBRARY", "/no/such.so", 1), 0);
   const Result result = RunShardctl({"doctor", "--json"});

@@ -180,6 +180,48 @@ TEST_F(TriageTest, RanksThatDidNotComeAreNamed) {
   }
 }
 
+// NCCL's collectives are announced, and hang on the GPU until a rank's does.
+TEST_F(TriageTest, RanksThatDidNotAnnounceACollectiveAreNamed) {
+  const Json json = TriageOf(
+      {DumpOf(0, 2, {Collective(1, "posted"), Collective(2, "posted")}),
+       DumpOf(1, 2, {Collective(1, "posted")})},
+      1);
+  const Json& first = json["first"];
+  EXPECT_EQ(first["kind"], "incomplete");
+  EXPECT_EQ(first["number"], 2);
+  EXPECT_EQ(first["posted"], Json::array({0}));
+  EXPECT_EQ(first["not_come"], Json::array({1}));
+  const Result text =
+      RunShardctl({"triage", folder_ / "dump0", folder_ / "dump1"});
+  EXPECT_TRUE(Has(text.out, "  rank 0: announced it, and did not see its end"))
+      << text.out;
+}
+
+// Announcements stay so where nobody waits for their end. They say nothing of a
+// rank that has left no dump.
+TEST_F(TriageTest, AnnouncementsDoNotHideTheCollectiveThatIsCutOff) {
+  const std::vector<Json> most = {Collective(1, "posted"),
+                                  Collective(2, "posted"),
+                                  Collective(3, "running")};
+  const Json json = TriageOf({DumpOf(0, 3, most), DumpOf(1, 3, most)}, 1);
+  EXPECT_EQ(json["first"]["kind"], "incomplete");
+  EXPECT_EQ(json["first"]["number"], 3);
+  const std::vector<Json> posted = {Collective(1, "posted")};
+  EXPECT_EQ(TriageOf({DumpOf(0, 2, posted)}, 1)["first"], nullptr);
+}
+
+// A rank may be on its way to a collective that the other one has begun.
+TEST_F(TriageTest, ADifferenceGoesBeforeARankThatDidNotCome) {
+  Json waits = Collective(1, "running");
+  waits["group"] = "0x1";
+  Json other = Collective(2, "done");
+  other["bytes"] = 24;
+  const Json json = TriageOf(
+      {DumpOf(0, 2, {waits, Collective(2, "done")}), DumpOf(1, 2, {other})}, 1);
+  EXPECT_EQ(json["first"]["kind"], "different");
+  EXPECT_EQ(json["first"]["number"], 2);
+}
+
 // A collective that fails on all ranks alike, and after which they go on, hides
 // none that breaks off.
 TEST_F(TriageTest, WhatFailedEverywhereComesLast) {
