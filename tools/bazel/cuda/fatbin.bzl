@@ -142,16 +142,11 @@ def _compile(ctx, fatbin, registers, ptx):
         "Writing " + registers.short_path,
     )
 
-def _cuda_object_impl(ctx):
+def _cuda_images_impl(ctx):
     name = ctx.attr.symbol
-    header = ctx.actions.declare_file(name + ".h")
-    object = ctx.actions.declare_file(name + ".o")
-    assembly = ctx.actions.declare_file(name + ".s")
     fatbin = ctx.actions.declare_file(name + ".fatbin")
     registers = ctx.actions.declare_file(name + ".registers.txt")
     ptx = ctx.actions.declare_file(name + ".ptx")
-    ctx.actions.write(header, _HEADER.format(name = name, src = ctx.file.src.short_path))
-    ctx.actions.write(assembly, _ASSEMBLY.format(name = name, fatbin = fatbin.path))
     if CUDA_BIN:
         _compile(ctx, fatbin, registers, ptx)
     else:
@@ -169,6 +164,48 @@ def _cuda_object_impl(ctx):
             "NoFatbin",
             "Leaving out " + fatbin.short_path,
         )
+    return [
+        DefaultInfo(files = depset([fatbin])),
+        OutputGroupInfo(check = depset([registers, ptx])),
+    ]
+
+def _one_configuration_impl(_settings, _attr):
+    return {"//command_line_option:platform_suffix": "-cuda"}
+
+# nvcc takes minutes, and no option of the host's compiler: the configurations of the
+# sanitizers have what the default one has compiled.
+_one_configuration = transition(
+    implementation = _one_configuration_impl,
+    inputs = [],
+    outputs = ["//command_line_option:platform_suffix"],
+)
+
+_cuda_images = rule(
+    implementation = _cuda_images_impl,
+    cfg = _one_configuration,
+    attrs = {
+        "archs": attr.string_list(mandatory = True),
+        "deps": attr.label_list(providers = [CcInfo]),
+        "ptx": attr.string(mandatory = True),
+        "src": attr.label(
+            allow_single_file = [".cu"],
+            mandatory = True,
+        ),
+        "symbol": attr.string(mandatory = True),
+        "_allowlist_function_transition": attr.label(
+            default = "@bazel_tools//tools/allowlists/function_transition_allowlist",
+        ),
+    },
+)
+
+def _cuda_object_impl(ctx):
+    name = ctx.attr.symbol
+    fatbin = ctx.file.fatbin
+    header = ctx.actions.declare_file(name + ".h")
+    object = ctx.actions.declare_file(name + ".o")
+    assembly = ctx.actions.declare_file(name + ".s")
+    ctx.actions.write(header, _HEADER.format(name = name, src = ctx.attr.src))
+    ctx.actions.write(assembly, _ASSEMBLY.format(name = name, fatbin = fatbin.path))
 
     # Bazel forgets inputs of a C++ action that the compiler does not name as
     # headers, as those of .incbin: so this action is not one.
@@ -182,22 +219,17 @@ def _cuda_object_impl(ctx):
     )
     return [
         DefaultInfo(files = depset([header])),
-        OutputGroupInfo(
-            check = depset([registers, ptx]),
-            object = depset([object]),
-        ),
+        OutputGroupInfo(object = depset([object])),
     ]
 
 _cuda_object = rule(
     implementation = _cuda_object_impl,
     attrs = {
-        "archs": attr.string_list(mandatory = True),
-        "deps": attr.label_list(providers = [CcInfo]),
-        "ptx": attr.string(mandatory = True),
-        "src": attr.label(
-            allow_single_file = [".cu"],
+        "fatbin": attr.label(
+            allow_single_file = [".fatbin"],
             mandatory = True,
         ),
+        "src": attr.string(mandatory = True),
         "symbol": attr.string(mandatory = True),
     },
 )
@@ -225,8 +257,8 @@ def cuda_fatbin(
       **kwargs: testonly and visibility.
     """
     testonly = kwargs.get("testonly", False)
-    _cuda_object(
-        name = name + "_cuda",
+    _cuda_images(
+        name = name + "_images",
         testonly = testonly,
         src = src,
         archs = archs,
@@ -234,11 +266,18 @@ def cuda_fatbin(
         symbol = name,
         deps = deps,
     )
-    for group in ["check", "object"]:
+    _cuda_object(
+        name = name + "_cuda",
+        testonly = testonly,
+        src = native.package_name() + "/" + src,
+        fatbin = name + "_images",
+        symbol = name,
+    )
+    for group, target in [("check", "_images"), ("object", "_cuda")]:
         native.filegroup(
             name = "%s_%s" % (name, group),
             testonly = testonly,
-            srcs = [name + "_cuda"],
+            srcs = [name + target],
             output_group = group,
         )
     cc_library(
