@@ -53,7 +53,7 @@ Stepper::Stepper(const Dependencies& deps, UpdateList list, StepLatch latch,
   }
 }
 
-Status Stepper::Run(const StepInput& input, bool meets,
+Status Stepper::Run(const StepInput& input, bool meets, bool together,
                     const std::vector<Event>& reduced, const Deadline& deadline,
                     StepReport* report) {
   meeting_deadline_ = deadline;
@@ -91,13 +91,13 @@ Status Stepper::Run(const StepInput& input, bool meets,
   latch_.Download(deps_.compute);
   // The streams of one rank have nothing to do beside updates, which then are
   // one launch; so are those that ranks make together.
-  const bool together = reduced.empty() && CanUpdateTogether(input);
   const bool alone = !begun_ && deps_.comm->world_size() == 1 &&
                      !deps_.compute->IsInline() &&
                      deps_.device->offload() == nullptr;
   const bool at_once = together || alone;
-  SHARD_RETURN_IF_ERROR(at_once ? EnqueueUpdateOfAll(reduced, deadline, report)
-                                : EnqueueUpdates(reduced, deadline, report));
+  SHARD_RETURN_IF_ERROR(
+      at_once ? EnqueueUpdateOfAll(together, reduced, deadline, report)
+              : EnqueueUpdates(reduced, deadline, report));
   begun_ = false;
   {
     Span finish(deps_.comm->observer(), EventId::kFinish, {},
@@ -188,10 +188,10 @@ void Stepper::EnqueueMeeting(std::string_view what, const Meeting& meeting) {
   EnqueueRankWork(deps_.comm->host_waits(), deps_.compute, what, meeting);
 }
 
-Status Stepper::EnqueueUpdateOfAll(const std::vector<Event>& events,
+Status Stepper::EnqueueUpdateOfAll(bool together,
+                                   const std::vector<Event>& events,
                                    const Deadline& deadline,
                                    StepReport* report) {
-  const bool together = events.empty() && deps_.peers != nullptr;
   const UpdateList& list = together ? deps_.peers->list() : list_;
   uint64_t bytes = 0;
   {

@@ -121,14 +121,15 @@ class Stepper {
 
   // Enqueues a step. COLLECTIVE. `meets`: the compute streams of the ranks meet
   // before the step, which uses memory of other ranks; the same on all ranks.
-  // `reduced`: by buffer of the plan, the event after which its gradients are
-  // reduced; empty: the ranks add them together (CanUpdateTogether). REQUIRES:
+  // `together`: the ranks add gradients and update in one kernel, where they
+  // may (CanUpdateTogether). `reduced`: by buffer of the plan, the event after
+  // which its gradients are reduced; empty with `together`. REQUIRES:
   // every rank has entered the step, and the result of the step before was
   // taken. The host's next work comes when nobody reads gradients any more, and
   // every rank sees all new parameters, in the memory that it bound too, or,
   // with overlap, will see them when it acquires their units. Adds to the times
   // of `report`, but for seconds_total and those of communication.
-  Status Run(const StepInput& input, bool meets,
+  Status Run(const StepInput& input, bool meets, bool together,
              const std::vector<Event>& reduced, const Deadline& deadline,
              StepReport* report);
 
@@ -218,10 +219,10 @@ class Stepper {
   void EnqueueMeeting(std::string_view what, const Meeting& meeting);
   // Enqueues the end of publishing, on the compute stream.
   Status EnqueueFinish(const Deadline& deadline);
-  // Enqueues the updates of all units at once, after all events; without events
-  // together with the other ranks. REQUIRES: nothing is published after them;
-  // no unit is updated yet.
-  Status EnqueueUpdateOfAll(const std::vector<Event>& events,
+  // Enqueues the updates of all units at once, after all events, or without
+  // events and `together` with the other ranks. REQUIRES: nothing is published
+  // after them; no unit is updated yet.
+  Status EnqueueUpdateOfAll(bool together, const std::vector<Event>& events,
                             const Deadline& deadline, StepReport* report);
   // Enqueues the updates unit by unit, each buffer after its event.
   Status EnqueueUpdates(const std::vector<Event>& events,

@@ -274,7 +274,7 @@ Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
     StepReport dropped;
     if (deps_.comm->world_size() > 1) stepper.MarkBegin();
     enqueued =
-        stepper.Run(input, units.SomeAreAsync(),
+        stepper.Run(input, units.SomeAreAsync(), /*together=*/false,
                     units.EnqueueRest(true, deadline), deadline, &dropped);
   }
   units.FinishStep();
@@ -416,8 +416,9 @@ Status StepCoordinator::RunStep(const StepOptions& options, int32_t leader,
   Stepper& stepper = runtime_->stepper();
   const bool together =
       stepper.CanUpdateTogether(input) && !units.SomeReduced();
-  const Status ran = stepper.Run(
-      input, meets, units.EnqueueRest(!together, deadline), deadline, report);
+  const Status ran =
+      stepper.Run(input, meets, together,
+                  units.EnqueueRest(!together, deadline), deadline, report);
   // Fails for good: some of the parameters may be updated.
   if (!ran.ok()) return units.Fail(ran);
   begun_.reset();

@@ -116,8 +116,9 @@ TEST_F(RuntimeOrderTest, TheRestOfABegunStepComesAfterEagerUpdates) {
   });
   ASSERT_TRUE(gate.AwaitArrival());
   StepReport report;
-  ASSERT_OK(runtime_->stepper().Run(
-      input, false, std::vector<Event>(buffers.size()), Soon(), &report));
+  ASSERT_OK(runtime_->stepper().Run(input, /*meets=*/false, /*together=*/false,
+                                    std::vector<Event>(buffers.size()), Soon(),
+                                    &report));
   // An update that comes too early has this time for it.
   ExpectError(runtime_->compute().Synchronize(Deadline::After(0.05)),
               StatusCode::kDeadlineExceeded, {});
