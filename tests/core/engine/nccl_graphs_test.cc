@@ -57,7 +57,6 @@ struct Form {
   bool deterministic = false;
   DType dtype = DType::kF32;
   int steps = 10;
-  bool one_kernel = false;
 };
 
 std::shared_ptr<const Plan> MakePlan(const Form& form) {
@@ -91,10 +90,7 @@ class Host {
     EngineOptions options;
     options.timeout = timeout;
     options.transport = Transport::kNccl;
-    options.one_kernel = form.one_kernel;
-    // A scale that changes would need a norm.
-    options.loss_scaler =
-        *LossScaler::Parse(form.one_kernel ? "" : "dynamic?init_scale=8");
+    options.loss_scaler = *LossScaler::Parse("dynamic?init_scale=8");
     options.opened_device = *cuda::OpenDevice(StrCat(comm->rank()));
     auto made = Engine::Create(MakePlan(form), comm, options);
     EXPECT_OK(made);
@@ -207,10 +203,7 @@ class Host {
 
 void RunRanks(const Form& form, double timeout,
               const std::function<void(Host*, Communicator*)>& body) {
-  constexpr int kTellsPeers = 22902;
-  testing::fake_nccl::Options nccl;
-  if (form.one_kernel) nccl.version = kTellsPeers;
-  const FakeNccl fake(Gpus(), nccl);
+  const FakeNccl fake(Gpus());
   RunThreadRanks(
       kRanks,
       [&](const std::shared_ptr<Communicator>& comm) {
@@ -284,36 +277,6 @@ TEST(NcclGraphTest, ReplaysAndPlainStepsTakeTurns) {
         mine = host->Params();
       }
       EXPECT_EQ(host->engine()->step(), 12);
-    });
-  }
-}
-
-// A replay makes the reductions and gathers of which the step is one kernel
-// elsewhere, with the same bits.
-TEST(NcclGraphTest, AStepOfOneKernelIsCapturedInParts) {
-  const Form form = {.name = "one_kernel",
-                     .clips = false,
-                     .deterministic = true,
-                     .one_kernel = true};
-  std::vector<std::byte> expected[kRanks];
-  for (const bool replays : {false, true}) {
-    RunRanks(form, 20, [&](Host* host, Communicator* comm) {
-      const testing::fake_nccl::Target me = {.rank = comm->rank()};
-      if (replays) ASSERT_OK(host->Capture(StepOptions()));
-      for (int step = 1; step <= 3; ++step) {
-        host->CopyGrads(step, true);
-        ASSERT_OK(replays ? host->Replay(StepOptions())
-                          : host->Step(StepOptions()));
-      }
-      const std::vector<std::byte> params = host->Params();
-      const auto counts = testing::fake_nccl::Count(me);
-      EXPECT_EQ(counts.Calls("ncclSend") > 0, replays);
-      auto& mine = expected[comm->rank()];
-      if (replays) {
-        EXPECT_TRUE(params == mine);
-      } else {
-        mine = params;
-      }
     });
   }
 }
