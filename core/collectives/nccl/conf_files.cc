@@ -10,16 +10,12 @@
 #include <filesystem>
 #include <fstream>
 #include <system_error>
-#include <vector>
-
-#include "core/base/strings.h"
 
 namespace shard::nccl {
 
 namespace {
 
-// Returns the user's folder; "" where the system does not know it. NCCL asks
-// the system, too, and not $HOME.
+// Returns the user's folder; "" where the system does not know it.
 std::string HomeFolder() {
   passwd entry;
   passwd* found = nullptr;
@@ -29,24 +25,24 @@ std::string HomeFolder() {
   return error != 0 || found == nullptr ? "" : entry.pw_dir;
 }
 
+}  // namespace
+
 std::vector<std::string> ConfFiles() {
   std::vector<std::string> files;
   const char* const named = std::getenv("NCCL_CONF_FILE");
   if (named != nullptr && *named != '\0') {
     files.emplace_back(named);
   } else if (const std::string home = HomeFolder(); !home.empty()) {
-    files.push_back(StrCat(home, "/.nccl.conf"));
+    files.push_back(home + "/.nccl.conf");
   }
   files.emplace_back("/etc/nccl.conf");
   return files;
 }
 
-}  // namespace
-
 std::optional<Setting> FindSetting(std::string_view variable) {
   const char* const value = std::getenv(std::string(variable).c_str());
   if (value != nullptr) return Setting{value, ""};
-  const std::string begin = StrCat(variable, "=");
+  const std::string begin = std::string(variable) + "=";
   for (const std::string& path : ConfFiles()) {
     // Another kind of file may never end.
     std::error_code error;

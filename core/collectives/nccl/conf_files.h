@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace shard::nccl {
 
@@ -15,9 +16,14 @@ struct Setting {
   std::string file;  // Empty: the environment.
 };
 
-// Finds a variable as NCCL does: in the environment, in the file that
-// NCCL_CONF_FILE names or else ~/.nccl.conf, and in /etc/nccl.conf. NCCL reads
-// the files at its first call, and so the environment has them afterwards.
+// Returns the files that NCCL reads, in its order: the one that NCCL_CONF_FILE
+// names, or else .nccl.conf in the user's folder, and /etc/nccl.conf. The
+// folder is the one that the system has for the user, not $HOME.
+std::vector<std::string> ConfFiles();
+
+// Finds a variable as NCCL does: in the environment, and then in the files.
+// NCCL reads these at its first call, and so the environment has them
+// afterwards.
 std::optional<Setting> FindSetting(std::string_view variable);
 
 }  // namespace shard::nccl

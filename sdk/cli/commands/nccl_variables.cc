@@ -5,11 +5,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string_view>
+#include <system_error>
 #include <utility>
+
+#include "core/collectives/nccl/conf_files.h"
 
 namespace shardctl {
 
@@ -93,6 +96,9 @@ bool IsName(std::string_view text) { return text.starts_with("NCCL_"); }
 
 // Adds the variables of a file of lines such as "NCCL_DEBUG=WARN".
 void ReadFile(const std::string& path, std::vector<NcclVariable>* variables) {
+  // Another kind of file may never end.
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return;
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     const size_t equals = line.find('=');
@@ -125,14 +131,9 @@ std::vector<NcclVariable> FindNcclVariables() {
                          std::string(text.substr(equals + 1)), ""});
   }
   // The order of NCCL, which does not replace what is set.
-  const char* const file = std::getenv("NCCL_CONF_FILE");
-  const char* const home = std::getenv("HOME");
-  if (file != nullptr && *file != '\0') {
+  for (const std::string& file : shard::nccl::ConfFiles()) {
     ReadFile(file, &variables);
-  } else if (home != nullptr) {
-    ReadFile(std::string(home) + "/.nccl.conf", &variables);
   }
-  ReadFile("/etc/nccl.conf", &variables);
   std::stable_sort(variables.begin(), variables.end(),
                    [](const NcclVariable& a, const NcclVariable& b) {
                      return a.name < b.name;

@@ -5,11 +5,14 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <cstdlib>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/collectives/nccl/conf_files.h"
 #include "sdk/cli/commands/nccl_variables.h"
 #include "tests/sdk/cli/doctor_testing.h"
 
@@ -21,14 +24,23 @@ class Variable {
  public:
   Variable(std::string name, const std::string& value)
       : name_(std::move(name)) {
+    const char* const before = std::getenv(name_.c_str());
+    if (before != nullptr) before_ = before;
     EXPECT_EQ(::setenv(name_.c_str(), value.c_str(), 1), 0);
   }
-  ~Variable() { ::unsetenv(name_.c_str()); }
+  ~Variable() {
+    if (before_) {
+      ::setenv(name_.c_str(), before_->c_str(), 1);
+    } else {
+      ::unsetenv(name_.c_str());
+    }
+  }
   Variable(const Variable&) = delete;
   Variable& operator=(const Variable&) = delete;
 
  private:
   const std::string name_;
+  std::optional<std::string> before_;
 };
 
 class DoctorNcclTest : public DoctorTest {
@@ -136,6 +148,20 @@ TEST_F(DoctorNcclTest, VariablesAreListedWithTheirEffects) {
                                "nccl.conf, makes its calls wait for ever"});
   ExpectHas(Remedy("NCCL_COMM_BLOCKING"), {"remove it from ", "nccl.conf"});
   EXPECT_EQ(Found("NCCL_DEBUG_FILE"), "");
+}
+
+// NCCL asks the system for the user's folder, and so do all who read its files.
+TEST_F(DoctorNcclTest, TheFileInAnotherHomeIsNotRead) {
+  const Folder folder;
+  WriteFile(folder / ".nccl.conf", "NCCL_COMM_BLOCKING=1\n");
+  const Variable no_name("NCCL_CONF_FILE", "");
+  const Variable home("HOME", folder / "");
+  ExamineWithBoth();
+  EXPECT_EQ(Found("NCCL_COMM_BLOCKING"), "");
+  EXPECT_EQ(Found("library").find("no usable NCCL"), std::string::npos);
+  for (const std::string& file : shard::nccl::ConfFiles()) {
+    EXPECT_EQ(file.find(folder / ""), std::string::npos) << file;
+  }
 }
 
 TEST_F(DoctorNcclTest, WhatIsRefusedIsSaid) {
