@@ -221,29 +221,43 @@ class MeetingUpdate {
         return Progress::kDone;
       }
       number_ = meetings->number + 1;
-      cuda::ComeToPeers(*meetings);
+      comes_ = cuda::ComeToPeers(*meetings);
       return Progress::kMore;
     }
-    if (cuda::LoadShared(&meetings->waits->ended) != 0) {
+    // The second wait is that of the kernel's last block. Flags come first, as
+    // on a GPU: a rank to which all have come updates, though its host may have
+    // ended its waits since it came.
+    const auto half = has_run_ ? cuda::PeerFlag::kLeft : cuda::PeerFlag::kCome;
+    bool met = comes_;
+    for (uint32_t r = 0; met && r < meetings->ranks; ++r) {
+      met = cuda::AwaitPeer(*meetings, half, number_, r);
+    }
+    if (!met) {
+      if (cuda::LoadShared(&meetings->waits->ended) == 0) {
+        return Progress::kWaits;
+      }
       if (meetings->number < number_) cuda::LeavePeers(meetings);
       return Progress::kDone;
     }
-    // The second wait is that of the kernel's last block.
-    const auto half = has_run_ ? cuda::PeerFlag::kLeft : cuda::PeerFlag::kCome;
-    for (uint32_t r = 0; r < meetings->ranks; ++r) {
-      if (!cuda::AwaitPeer(*meetings, half, number_, r)) {
-        return Progress::kWaits;
-      }
-    }
     if (std::exchange(has_run_, true)) return Progress::kDone;
-    run_();
+    RunOnceMet();
     return Progress::kMore;
   }
 
  private:
+  // The host's build looks again whether its waits have ended, where a GPU does
+  // not: the build is not shown it.
+  void RunOnceMet() {
+    const std::atomic_ref ended(args_.meetings->waits->ended);
+    const bool has_ended = ended.exchange(0) != 0;
+    run_();
+    if (has_ended) ended.store(1);
+  }
+
   cuda::UpdateElementsArgs args_;
   std::function<void()> run_;
   uint64_t number_ = 0;
+  bool comes_ = false;
   bool has_run_ = false;
 };
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Waits of the kernels of a step for each other: a step ends after all ranks
-// have stored, and where a rank does not come, all ranks get an error, and
-// nothing is updated.
+// have stored, and where a rank does not come before the hosts have ended the
+// waits, all ranks get an error, and nothing is updated. A rank whose host ends
+// them later may make the step.
 
 #include <gtest/gtest.h>
 
@@ -201,6 +202,97 @@ TEST(OneKernelFailureTest, AStepThatWasEndedIsAnError) {
         [](const Status& status) { EXPECT_FALSE(status.ok()); });
     killer.join();
   }
+}
+
+// Returns the parameters of a rank's range as this rank has them.
+std::vector<std::byte> RangeOf(Engine* engine, int rank) {
+  std::vector<std::byte> bytes;
+  for (const EngineBuffer& buffer : engine->memory().buffers()) {
+    const int64_t numel = buffer.plan->layout.shard_numel();
+    const auto* const begin = static_cast<const std::byte*>(
+        buffer.ParamAt(engine->plan().RangeOf(rank) * numel));
+    bytes.insert(bytes.end(), begin,
+                 begin + DTypeBytes(buffer.plan->dtype, numel));
+  }
+  return bytes;
+}
+
+// The flags of the others stay in the memory of a rank that comes after they
+// have given up. Its watchdog is late, and its host ends its waits after it has
+// come and before it sees the flags: it updates its range, and stores it on all
+// ranks.
+TEST(OneKernelFailureTest, ARankThatFindsTheFailureLateMakesTheStep) {
+  using testing::fake_cuda::Progress;
+  const FakeNccl fake(Gpus(kRanks), WithPeers());
+  const auto plan = MakePlan({.ranks = kRanks});
+  std::atomic<int> launches_held = 0;
+  std::atomic<bool> has_begun = false;
+  std::atomic<bool> is_late = false;
+  testing::fake_cuda::DescribeWaits(
+      "shard_update_AdamW", [&](const void* args, std::function<void()> run) {
+        const auto* const launched =
+            static_cast<const cuda::UpdateElementsArgs*>(args);
+        const bool holds =
+            launched->meetings->rank == kHeld && ++launches_held == 2;
+        return [&, launched, holds,
+                update = testing::BeginUpdate(args, std::move(run))] {
+          if (!holds) return update();
+          if (!has_begun.exchange(true)) {
+            const Progress progress = update();
+            is_late = true;
+            return progress;
+          }
+          return cuda::LoadShared(&launched->meetings->waits->ended) == 0
+                     ? Progress::kWaits
+                     : update();
+        };
+      });
+  std::atomic<bool> released = false;
+  std::atomic<bool> is_over = false;
+  std::atomic<int> ended = 0;
+  RunThreadRanks(
+      kRanks,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        EngineOptions engine_options;
+        engine_options.one_kernel = true;
+        const auto engine = MakeEngineOn("cuda", plan, comm, engine_options);
+        ASSERT_OK(engine);
+        ASSERT_OK(cuda_training::Fill(engine->get()));
+        ASSERT_OK(Step(engine->get(), comm->rank(), 1));
+        ASSERT_OK((*engine)->Synchronize(0));
+        std::vector<std::vector<std::byte>> before;
+        for (int rank = 0; rank < kRanks; ++rank) {
+          before.push_back(RangeOf(engine->get(), rank));
+        }
+        if (comm->rank() == kHeld) {
+          HoldStream(&(*engine)->host_stream(), &released);
+          testing::fake_nccl::HangCalls("ncclCommGetAsyncError",
+                                        {.rank = kHeld});
+        }
+        StepOptions options;
+        options.timeout = 1;
+        EXPECT_FALSE((*engine)->Step(options, nullptr).ok());
+        if (++ended == kRanks) {
+          EXPECT_TRUE(testing::ComesTrue([] {
+            return testing::fake_nccl::Count().Calls("ncclCommAbort") >=
+                   kRanks - 1;
+          }));
+          released = true;
+          EXPECT_TRUE(testing::ComesTrue([&] { return is_late.load(); }));
+          testing::fake_nccl::ReleaseCalls();
+          EXPECT_TRUE(testing::ComesTrue(
+              [] { return testing::fake_cuda::NumPending() == 0; }));
+          is_over = true;
+        }
+        EXPECT_TRUE(testing::ComesTrue([&] { return is_over.load(); }));
+        for (int rank = 0; rank < kRanks; ++rank) {
+          EXPECT_EQ(
+              RangeOf(engine->get(), rank) == before[static_cast<size_t>(rank)],
+              rank != kHeld)
+              << rank;
+        }
+      },
+      30, "direct=0");
 }
 
 // The memory of other ranks is used until all kernels have ended.
