@@ -73,7 +73,7 @@ Launches StepOf(const std::string& optimizer, uint64_t buffers = 1,
   return launches;
 }
 
-// Of ten parameters: one and no dimension, matrices, their batches, one row,
+// Ten parameters: one and no dimension, matrices, their batches, one row,
 // one column, and one element.
 const Shapes kMixed = {{1000},      {},     {37, 64}, {1},    {70, 300},
                        {2, 3, 100}, {1, 1}, {700, 1}, {1, 9}, {8, 4, 3, 3}};

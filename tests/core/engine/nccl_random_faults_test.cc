@@ -482,8 +482,8 @@ std::pair<int, int> Seeds(int most, int in_long_form) {
   }
   return {0, std::getenv("SHARD_TEST_LONG") != nullptr ? in_long_form : most};
 }
-const auto kFaultSeeds = Seeds(18, 1000);
-const auto kHybridSeeds = Seeds(4, 200);
+const auto kFaultSeeds = Seeds(kSanitized ? 8 : 18, 1000);
+const auto kHybridSeeds = Seeds(kSanitized ? 2 : 4, 200);
 const auto kSlowSeeds = Seeds(2, 100);
 
 INSTANTIATE_TEST_SUITE_P(Seeds, NcclRandomFaultsTest,

@@ -27,6 +27,7 @@
 #include "kernels/cpu/muon_step.h"
 #include "kernels/cpu/norm.h"
 #include "kernels/formula/all.h"
+#include "tests/core/base/sanitizers.h"
 #include "tests/core/device/kernel_inputs.h"
 #include "tests/kernels/cuda/run_kernel.h"
 #include "tests/kernels/cuda/test_range.h"
@@ -372,6 +373,7 @@ TEST(MuonKernelsTest, HaveEveryFormOfTheRule) {
 
 // Several groups of tiles, and more groups than a warp has lanes.
 TEST(MuonKernelsTest, SumTheSquaresOfLargeMatrices) {
+  if (kSanitized) GTEST_SKIP() << "more of the same for a sanitizer, for 20 s";
   for (const Matrices& matrices :
        {Matrices{1111, 777, 2}, Matrices{2903, 3001, 1}}) {
     const Range expected(MuonCase(), {}, LayoutOf(matrices, 1, 0), 1, 3);

@@ -172,6 +172,7 @@ TEST_P(UpdateTensorsTest, ReadsParametersThatAreNotAligned) {
 
 // Several groups of tiles, and more groups than a warp has lanes.
 TEST_P(UpdateTensorsTest, SumsLargeParametersInTheOrderOfTheCpu) {
+  if (kSanitized) GTEST_SKIP() << "more of the same for a sanitizer, for 40 s";
   Train({DType::kBF16, DType::kBF16, true, false},
         LayoutOf({{1111, 777}, {300}, {1 << 19}}, 64, 0), 1, kNoClip);
   const Range before(GetParam(), {}, LayoutOf({{2903, 3001}}, 1, 0), 1, 3);
