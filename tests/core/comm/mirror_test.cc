@@ -29,19 +29,27 @@ constexpr uint64_t kRegionBytes = 4096;
 
 class CountingLinks final : public HostLinks {
  public:
-  void Send(int, std::span<const std::byte>,
-            std::span<const std::byte>) override {}
+  void Send(int, std::span<const std::byte> head,
+            std::span<const std::byte>) override {
+    FailureMessage failure{};
+    if (head.size() != sizeof(failure)) return;
+    std::memcpy(&failure, head.data(), sizeof(failure));
+    if (failure.kind == MirrorKind::kFailure) failures.push_back(failure);
+  }
   void SendData(int, const std::byte* data, size_t,
                 std::shared_ptr<const void>) override {
     sent.push_back(data);
   }
   void ReceiveData(int, std::byte* data, size_t,
-                   std::function<void()>) override {
+                   std::function<void()> when_done) override {
     received.push_back(data);
+    done.push_back(std::move(when_done));
   }
 
+  std::vector<FailureMessage> failures;  // That were sent.
   std::vector<const std::byte*> sent;
   std::vector<const std::byte*> received;
+  std::vector<std::function<void()>> done;
 };
 
 std::shared_ptr<const Mapping> MakeMemory(size_t bytes) {
@@ -70,10 +78,13 @@ class MirrorTest : public ::testing::Test {
     return mirror_.Receive(1, message);
   }
 
+  static direct::BlockView ViewOf(const Mapping& memory) {
+    return {reinterpret_cast<direct::ControlBlock*>(memory.data()), kRanks};
+  }
+
   // Enters the first round of `rank`, of this host, which ships to host 1.
   void EnterRound(int rank, uint64_t offset, uint64_t bytes) {
-    const direct::BlockView view{
-        reinterpret_cast<direct::ControlBlock*>(memory_->data()), kRanks};
+    const direct::BlockView view = ViewOf(*memory_);
     direct::Cell& cell = view.cell(rank, 1);
     direct::StoreCall(
         direct::FingerprintOf({direct::Operation::kBroadcast, "data"}, 0),
@@ -96,7 +107,14 @@ class MirrorTest : public ::testing::Test {
   CountingLinks links_;
   Mirror mirror_{direct::Hosts({0, 2, 4}), 0, memory_, &links_};
 
- private:
+  // Ends a block after `completed` rounds, as `rank` does.
+  static void End(const Mapping& memory, uint64_t completed, int rank) {
+    ViewOf(memory).block->state = direct::State{completed, rank}.Pack();
+  }
+  static bool HasEnded(const Mapping& memory) {
+    return direct::State::Unpack(ViewOf(memory).block->state).failer >= 0;
+  }
+
   // The hash of the origin's key, which is empty.
   static uint64_t IdOfOrigin() { return 0x2d06800538d394c2; }
 };
@@ -127,6 +145,47 @@ TEST_F(MirrorTest, AHostWritesIntoNoRegionOfAnotherRank) {
         << offset << ", " << bytes << ": " << status.ToString();
   }
   EXPECT_TRUE(links_.received.empty());
+}
+
+// The origin ends because another block has, where the error is found.
+TEST_F(MirrorTest, TheOriginsFailureIsSentLast) {
+  const auto memory = MakeMemory(direct::ControlBlock::Bytes(kRanks));
+  ASSERT_TRUE(mirror_.AddBlock("other", memory, direct::kRoundCells).ok());
+  End(*memory, 0, 1);
+  End(*memory_, 0, 1);
+  EXPECT_TRUE(mirror_.Scan());
+  ASSERT_EQ(links_.failures.size(), 2u);
+  EXPECT_NE(links_.failures[0].block, IdOfOrigin());
+  EXPECT_EQ(links_.failures[1].block, IdOfOrigin());
+}
+
+TEST_F(MirrorTest, AFailureWaitsForRoundsAndForThoseBeforeIt) {
+  const auto memory = MakeMemory(direct::ControlBlock::Bytes(kRanks));
+  ASSERT_TRUE(mirror_.AddBlock("other", memory, direct::kRoundCells).ok());
+  // Learns the number of the block.
+  End(*memory, 0, 1);
+  EXPECT_TRUE(mirror_.Scan());
+  ASSERT_EQ(links_.failures.size(), 1u);
+  ViewOf(*memory).block->state = 0;
+  FailureMessage failure{MirrorKind::kFailure,
+                         2,
+                         links_.failures[0].block,
+                         /*completed=*/1,
+                         {}};
+  const auto receive = [&] {
+    EXPECT_TRUE(mirror_.Receive(1, std::as_bytes(std::span(&failure, 1))).ok());
+  };
+  receive();
+  failure.block = IdOfOrigin();
+  failure.completed = 0;
+  receive();
+  EXPECT_FALSE(HasEnded(*memory));
+  EXPECT_FALSE(HasEnded(*memory_));
+  for (int r = 0; r < kRanks; ++r) ViewOf(*memory).slot(r).arrived = 1;
+  EXPECT_TRUE(ReceiveRound(2, 2 * kRegionBytes, 8).ok());
+  links_.done.back()();
+  EXPECT_TRUE(HasEnded(*memory));
+  EXPECT_TRUE(HasEnded(*memory_));
 }
 
 TEST_F(MirrorTest, MemoryOfAnotherRankIsNotSent) {

@@ -163,9 +163,7 @@ void Mirror::SendToAll(std::span<const std::byte> head,
 
 bool Mirror::Scan() {
   bool any = ScanRounds();
-  for (const auto& block : blocks_) {
-    if (ScanFailure(block.get())) any = true;
-  }
+  if (ScanFailures()) any = true;
   if (ScanPresence()) any = true;
   if (ScanWaits()) any = true;
   // They may wait for a failure of a rank of this host.
@@ -249,6 +247,20 @@ void Mirror::SendRound(Block* block, int rank, uint64_t round) {
   }
 }
 
+bool Mirror::ScanFailures() {
+  // A rank fails the block in which an error arose, and then the origin:
+  // whoever sees that the family has ended finds the error itself in its own
+  // block.
+  Block* const first = blocks_.front().get();
+  const bool is_over = State::Unpack(Load(origin()->state)).failer >= 0;
+  bool any = false;
+  for (const auto& block : blocks_) {
+    if (block.get() != first && ScanFailure(block.get())) any = true;
+  }
+  if (is_over && ScanFailure(first)) any = true;
+  return any;
+}
+
 bool Mirror::ScanFailure(Block* block) {
   if (block->is_failure_sent) return false;
   const State state = State::Unpack(Load(block->view.block->state));
@@ -274,7 +286,7 @@ bool Mirror::ScanPresence() {
     sent = presence;
     // A rank that has left has entered its last round before.
     SendRounds(r, /*is_dead=*/true);
-    for (const auto& block : blocks_) ScanFailure(block.get());
+    ScanFailures();
     const State state = State::Unpack(Load(origin()->state));
     const PresenceMessage message{MirrorKind::kPresence, r, presence,
                                   state.failer};
@@ -502,10 +514,16 @@ Status Mirror::ReceiveFailure(int host, std::span<const std::byte> message) {
 }
 
 void Mirror::ApplyFailures() {
+  // One that waits for its rounds keeps the later ones of its host waiting.
+  std::vector<bool> waits(static_cast<size_t>(hosts_.count()));
   std::erase_if(failures_, [&](const FailureMessage& failure) {
+    const auto host = static_cast<size_t>(hosts_.HostOf(failure.rank));
     Block* const block = Find(failure.block);
     if (block == nullptr) return true;
-    if (RoundsToCome(*block) < failure.completed) return false;
+    if (waits[host] || RoundsToCome(*block) < failure.completed) {
+      waits[host] = true;
+      return false;
+    }
     ApplyFailure(block, failure);
     return true;
   });

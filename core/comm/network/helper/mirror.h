@@ -16,7 +16,8 @@
 //              data that the cell's shipments list; the rounds of all blocks in
 //              the order in which the rank entered them (Cell::order)
 //   failure    the error with which a rank of this host ended a block; applied
-//              after the rounds that were complete there
+//              after the rounds that were complete there, and the origin's
+//              after those of the blocks in which errors arose
 //   presence   a rank that has left, shut down, or died
 //   waits      where the rank's host waits, once that lasts: all words of a
 //              rank that were there at one time, for FindDeadlock
@@ -146,6 +147,7 @@ class Mirror {
   bool ScanRounds();
   bool SendRounds(int rank, bool is_dead);
   void SendRound(Block* block, int rank, uint64_t round);
+  bool ScanFailures();
   bool ScanFailure(Block* block);
   bool ScanPresence();
   bool ScanWaits();
