@@ -25,6 +25,7 @@
 #include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/core/engine/unit_training.h"
+#include "tests/core/flat/sharding.h"
 #include "tests/fake_cuda/fake_cuda_fixture.h"
 
 namespace shard::cuda_tensor_launches_test {
@@ -354,39 +355,41 @@ TEST(TensorLaunchesTest, AreAsManyWhereParametersHaveMadeOtherSteps) {
   }
 }
 
-// Each rank steps the parameters that it owns.
+// Each rank steps the parameters that it owns. Units are so many that sharding
+// gradients and parameters saves memory.
 TEST(TensorLaunchesTest, OfRanksAreThoseOfEachRank) {
+  constexpr int kUnits = 6;
   for (const char* const optimizer : kOptimizers) {
     for (const int stage : {0, 1, 2, 3}) {
       for (const uint64_t ranks : {2, 3}) {
-        for (const int times : {2, 12}) {
-          SCOPED_TRACE(StrCat(optimizer, ", stage ", stage, ", ", ranks,
-                              " ranks, ", times, " times"));
-          const FakeCuda fake;
-          Form form = FormOf(optimizer, Repeated(kMixed, times));
-          form.world_size = static_cast<int>(ranks);
-          form.stage = stage;
-          const auto plan = PlanFor(form);
-          FakeCounters before;
-          RunThreadRanks(form.world_size, [&](const auto& comm) {
-            const auto engine = MakeEngine(plan, comm);
-            ASSERT_OK(engine);
-            ASSERT_OK(cuda_training::Fill(engine->get()));
-            ASSERT_OK((*engine)->Synchronize(0));
-            ASSERT_OK(comm->Barrier("filled", Deadline::After(30)));
-            if (comm->rank() == 0) before = Count();
-            ASSERT_OK(comm->Barrier("counted", Deadline::After(30)));
-            Backward(engine->get());
-            ASSERT_OK((*engine)->Step(cuda_training::Clipped(), nullptr));
-            ASSERT_OK((*engine)->Synchronize(0));
-          });
-          Launches made = CountSince(before).launches;
-          // Tensors pass through the host in pieces of some bytes.
-          made.erase("shard_fill");
-          Launches expected = StepOf(optimizer, ranks);
-          expected["shard_finish_norm"] = ranks;
-          EXPECT_EQ(made, expected);
-        }
+        SCOPED_TRACE(
+            StrCat(optimizer, ", stage ", stage, ", ", ranks, " ranks"));
+        const FakeCuda fake;
+        Form form = FormOf(optimizer, Repeated(kMixed, 4));
+        form.world_size = static_cast<int>(ranks);
+        form.stage = stage;
+        form.units = kUnits;
+        const auto plan = PlanFor(form);
+        EXPECT_TRUE(ShardsAsItsStage(*plan));
+        FakeCounters before;
+        RunThreadRanks(form.world_size, [&](const auto& comm) {
+          const auto engine = MakeEngine(plan, comm);
+          ASSERT_OK(engine);
+          ASSERT_OK(cuda_training::Fill(engine->get()));
+          ASSERT_OK((*engine)->Synchronize(0));
+          ASSERT_OK(comm->Barrier("filled", Deadline::After(30)));
+          if (comm->rank() == 0) before = Count();
+          ASSERT_OK(comm->Barrier("counted", Deadline::After(30)));
+          Backward(engine->get());
+          ASSERT_OK((*engine)->Step(cuda_training::Clipped(), nullptr));
+          ASSERT_OK((*engine)->Synchronize(0));
+        });
+        Launches made = CountSince(before).launches;
+        // Tensors pass through the host in pieces of some bytes.
+        made.erase("shard_fill");
+        Launches expected = StepOf(optimizer, ranks * kUnits);
+        expected["shard_finish_norm"] = ranks;
+        EXPECT_EQ(made, expected);
       }
     }
   }
