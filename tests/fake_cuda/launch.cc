@@ -211,7 +211,7 @@ CuResult cuLaunchKernel(CuFunction function, unsigned grid_x, unsigned grid_y,
     return CuResult::kInvalidValue;
   }
   const HostKernel& kernel = *found->kernel;
-  std::vector<uint64_t> args((kernel.arg_bytes + 7) / 8);
+  std::vector<uint64_t> args(kernel.arg_bytes / 8 + 1);
   std::memcpy(args.data(), params[0], kernel.arg_bytes);
   fake->Give(handle, stream, [=, &kernel](Stream* on) {
     const auto operation = fake->scheduler.Enqueue(on, kernel.name, nullptr);

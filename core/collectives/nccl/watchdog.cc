@@ -22,7 +22,7 @@ namespace {
 
 // Seconds until a collective is given up that a rank took part in which is
 // gone: it may have done its part before.
-constexpr double kGoneSeconds = 0.5;
+constexpr double kGoneRankSeconds = 0.5;
 
 // Between the looks at a collective: one that is seen late delays no work.
 Pause PauseOfWatch() {
@@ -297,7 +297,7 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
     const Status lost = shared->notices->Check(
         std::numeric_limits<uint64_t>::max(), "NCCL's next collective", never);
     if (lost.code() != StatusCode::kRankLost) return Status();
-    if (!gone) gone = Deadline::After(kGoneSeconds);
+    if (!gone) gone = Deadline::After(kGoneRankSeconds);
     return gone->Expired() ? lost : Status();
   };
   while (!work.end->IsDone()) {

@@ -52,7 +52,7 @@ T ReadAt(std::string_view text, size_t at) {
   return value;
 }
 
-// Returns the images by name: "sm_90" for code, "compute_90" for PTX.
+// Returns the images by name: "sm_90" for code, "compute_80" for PTX.
 std::map<std::string, std::string_view> ReadImages(std::string_view fatbin) {
   std::map<std::string, std::string_view> images;
   const auto head = ReadAt<Head>(fatbin, 0);
@@ -96,7 +96,7 @@ TEST_F(KernelsFatbinTest, HasCodeForEachArchitectureAndPtx) {
   const auto images = Images();
   std::string names;
   for (const auto& [name, image] : images) names += name + " ";
-  EXPECT_EQ(names, "compute_90 sm_100 sm_120 sm_80 sm_90 ");
+  EXPECT_EQ(names, "compute_80 sm_100 sm_120 sm_80 sm_90 ");
   for (const auto& [name, image] : images) {
     SCOPED_TRACE(name);
     // Each has all kernels, of which this is one.
@@ -106,7 +106,7 @@ TEST_F(KernelsFatbinTest, HasCodeForEachArchitectureAndPtx) {
                 "\x7f"
                 "ELF");
     } else {
-      EXPECT_NE(image.find("\n.target sm_90\n"), std::string_view::npos);
+      EXPECT_NE(image.find("\n.target sm_80\n"), std::string_view::npos);
     }
   }
 }
@@ -138,7 +138,7 @@ std::map<std::string, Accesses> CountAccesses(std::string_view ptx) {
 // A type that lost its alignment would be read and written in smaller pieces.
 TEST_F(KernelsFatbinTest, KernelsAccessSixteenBytesAtOnce) {
   std::map<std::string, Accesses> counts =
-      CountAccesses(Images()["compute_90"]);
+      CountAccesses(Images()["compute_80"]);
   int updates = 0;
   for (const auto& [kernel, count] : counts) {
     if (!kernel.starts_with("shard_update_")) continue;

@@ -62,8 +62,8 @@ def _shell(ctx, command, inputs, outputs, mnemonic, message):
         use_default_shell_env = True,
     )
 
-def _nvcc(ctx, flags, outputs):
-    """Runs nvcc on the source. The first of outputs is its result."""
+def _nvcc(ctx, source, flags, outputs):
+    """Runs nvcc on a source. The first of outputs is its result."""
     context = [dep[CcInfo].compilation_context for dep in ctx.attr.deps]
     includes = ["-I."]
     for one in context:
@@ -71,7 +71,7 @@ def _nvcc(ctx, flags, outputs):
         includes += ["-I" + folder for folder in one.includes.to_list()]
         includes += ["-isystem=" + folder for folder in one.system_includes.to_list()]
     words = _FLAGS + flags + depset(includes).to_list()
-    words += ["-o", outputs[0].path, ctx.file.src.path]
+    words += ["-o", outputs[0].path, source.path]
 
     # nvcc names its temporary files by its process id, which is the same in every
     # sandbox.
@@ -94,28 +94,31 @@ def _nvcc(ctx, flags, outputs):
         ctx,
         command,
         depset(
-            [ctx.file.src],
+            [source],
             transitive = [one.headers for one in context],
         ),
         outputs,
         "Nvcc",
-        "Compiling %s (%s)" % (ctx.file.src.short_path, flags[0]),
+        "Compiling %s (%s)" % (source.short_path, flags[0]),
     )
 
 def _compile(ctx, fatbin, registers, ptx):
-    """Compiles for all architectures, each in an action of its own."""
-    images = []
+    """Compiles to PTX, and that for all architectures, each in an action of its own.
+
+    The optimizer, which takes most of the time, works once. What ptxas makes of its
+    PTX for each architecture is what a newer device makes of it.
+    """
+    _nvcc(ctx, ctx.file.src, ["-arch=compute_" + ctx.attr.ptx, "-ptx"], [ptx])
+    images = ["--image3=kind=ptx,sm=%s,file=%s" % (ctx.attr.ptx, ptx.path)]
     logs = []
     inputs = [ptx]
     for arch in ctx.attr.archs:
         cubin = ctx.actions.declare_file("%s.sm_%s.cubin" % (ctx.attr.symbol, arch))
         log = ctx.actions.declare_file("%s.sm_%s.log" % (ctx.attr.symbol, arch))
-        _nvcc(ctx, ["-arch=sm_" + arch, "-cubin", "-Xptxas=-v"], [cubin, log])
+        _nvcc(ctx, ptx, ["-arch=sm_" + arch, "-cubin", "-Xptxas=-v"], [cubin, log])
         images.append("--image3=kind=elf,sm=%s,file=%s" % (arch, cubin.path))
         logs.append(log)
         inputs.append(cubin)
-    _nvcc(ctx, ["-arch=compute_" + ctx.attr.ptx, "-ptx"], [ptx])
-    images.append("--image3=kind=ptx,sm=%s,file=%s" % (ctx.attr.ptx, ptx.path))
     _shell(
         ctx,
         # Drivers before CUDA 12.4 do not read what toolkits compress by default.
@@ -239,7 +242,7 @@ def cuda_fatbin(
         src,
         deps = [],
         archs = ["80", "90", "100", "120"],
-        ptx = "90",
+        ptx = "80",
         **kwargs):
     """Defines a cc_library that has the kernels of a .cu file embedded.
 
@@ -250,10 +253,11 @@ def cuda_fatbin(
 
     Args:
       name: the name of the library, which is a part of the symbols' names.
-      src: the .cu file, which is compiled once per architecture.
+      src: the .cu file.
       deps: cc_library targets whose headers the file includes.
       archs: the architectures that get code of their own.
-      ptx: the architecture of the PTX, which newer devices compile by themselves.
+      ptx: the architecture of the PTX, at most the least of `archs`. Newer devices
+        compile it by themselves.
       **kwargs: testonly and visibility.
     """
     testonly = kwargs.get("testonly", False)
