@@ -415,7 +415,7 @@ _TCP_LONG = {
     ],
 }
 
-# The one that also runs under the sanitizers.
+# The one that also runs under the thread sanitizer, and in the long form under both.
 _TCP_SANITIZED = "//tests/core/engine:gradients_tests"
 
 # Other programs with an engine run without the guard device:
@@ -491,5 +491,5 @@ def on_other_devices():
     )
     _rerun("fake_nccl_ring", _FAKE_NCCL_RING, ["nosan"], _FAKE_NCCL_RING_LONG)
     for label, left_out in _TCP.items():
-        tags = [] if label == _TCP_SANITIZED else ["nosan"]
+        tags = ["longasan"] if label == _TCP_SANITIZED else ["nosan"]
         _rerun("tcp", {label: left_out}, tags, _TCP_LONG)
