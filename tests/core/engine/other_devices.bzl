@@ -124,6 +124,7 @@ _FAKE_CUDA = {
 _FAKE_CUDA_LONG = {
     "//tests/core/engine:checkpoints_tests": [
         "CheckpointTest.LoadsEveryWorldSizeIntoEveryOther",
+        "CheckpointTest.ResumeContinuesBitIdentically",
     ],
     "//tests/core/engine:gradients_tests": [
         "*JoinTest.*",
@@ -137,6 +138,7 @@ _FAKE_CUDA_LONG = {
         "*NarrowParamsTest.*/muon_*",
         "*NarrowParamsTest.*/sgd_*",
         "*NarrowParamsTest.StochasticRoundingIsUnbiased/*",
+        "*ShardGroupsTest.ApartTheySumInTwoLevels",
         "*SkipTest.*/adamw_*",
         "*SkipTest.*/lamb",
         "*SkipTest.*/muon",
@@ -304,6 +306,7 @@ _FAKE_NCCL_LONG = {
         "*SummonTest.*_groups",
         "*SummonTest.WriteBack/*",
     ],
+    "//tests/fault:checkpoint_damage_test": ["DamageTest.EveryByte"],
     "//tests/fault:checkpoint_fault_test": ["*FaultTest.*FromThenOn*"],
 }
 
