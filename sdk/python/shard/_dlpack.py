@@ -38,21 +38,24 @@ class _Tensor(ctypes.Structure):
     ]
 
 
-_new = ctypes.pythonapi.PyCapsule_New
-_new.restype = ctypes.py_object
-_new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-_is_valid = ctypes.pythonapi.PyCapsule_IsValid
-_is_valid.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-_get = ctypes.pythonapi.PyCapsule_GetPointer
-_get.restype = ctypes.c_void_p
-_get.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+def _function(name, result, *arguments):
+    """Returns a function of Python's C interface with types of our own: those of
+    ctypes.pythonapi's attributes are the whole program's to set."""
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
 
+
+_new = _function("PyCapsule_New", ctypes.py_object, ctypes.c_void_p,
+                 ctypes.c_char_p, ctypes.c_void_p)
+# Of capsules that die.
+_is_valid = _function("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p,
+                      ctypes.c_char_p)
+_get = _function("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p,
+                 ctypes.c_char_p)
 # Of capsules that are alive.
-_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object,
-                                ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi))
-_set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_SetName", ctypes.pythonapi))
+_pointer_of = _function("PyCapsule_GetPointer", ctypes.c_void_p,
+                        ctypes.py_object, ctypes.c_char_p)
+_set_name = _function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object,
+                      ctypes.c_char_p)
 
 _NAME = b"dltensor"
 _TAKEN = b"used_dltensor"

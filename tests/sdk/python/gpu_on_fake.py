@@ -221,13 +221,19 @@ class GpuTest(SdkTest):
         self.assertEqual(tuple(engine.device), GPU)
         view = engine.param_view(self.weight)
         self.assertEqual(view.__dlpack_device__(), GPU)
-        tensor = pointer_of(view.__dlpack__())
+        capsule = view.__dlpack__()
+        tensor = pointer_of(capsule)
         self.assertEqual((tensor.device_type, tensor.device_id), GPU)
         self.assertEqual(tensor.shape[:2], [4, 2])
+        # A capsule that nobody took is gone, whatever types the program has set
+        # for Python's functions, as pointer_of does.
+        del capsule
+        self.assertEqual(shard._dlpack._alive, {})
         with self.assertRaisesRegex(BufferError, "memory of GPU 0.*from_dlpack"):
             view.array()
         grad = engine.grad_view(self.weight)
-        tensor = pointer_of(grad.__dlpack__(stream=1))
+        capsule = grad.__dlpack__(stream=1)
+        tensor = pointer_of(capsule)
         self.assertEqual((tensor.device_type, tensor.device_id), GPU)
         write(grad, 1)
         engine.step()
