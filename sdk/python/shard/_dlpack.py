@@ -83,7 +83,7 @@ def make_capsule(view):
     code, bits = _TYPES[view.dtype]
     shape = (ctypes.c_int64 * len(view.shape))(*view.shape)
     tensor = _Tensor(
-        data=ctypes.addressof(view.memory), device_type=view.device[0],
+        data=view.address, device_type=view.device[0],
         device_id=view.device[1], ndim=len(shape), code=code, bits=bits,
         lanes=1, shape=shape,
         deleter=ctypes.cast(_delete, ctypes.c_void_p))

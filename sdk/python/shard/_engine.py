@@ -9,6 +9,7 @@ from ._arguments import instance, int32_array
 from ._comm import Comm
 from ._engine_state import EngineState
 from ._engine_tensors import EngineTensors
+from ._errors import Error
 from ._handles import Handle
 from ._library import lib
 from ._plan import Plan
@@ -44,6 +45,7 @@ class Engine(EngineTensors, EngineState):
                    ctypes.byref(ordinal))
         self._device = kind.value, ordinal.value
         self._offloads = b"offload=states" in (options.device or b"")
+        self._summoned = False  # Whether there are copies of full parameters.
         self._forget_plan()
 
     @property
@@ -213,7 +215,13 @@ class Engine(EngineTensors, EngineState):
                 full.param(weight)[...] *= 0.5
 
         COLLECTIVE; so is the end of the block."""
-        self._call(lib.shard_engine_summon, module, rank, timeout)
+        with self._guard:
+            before, self._summoned = self._summoned, True
+            try:
+                lib.shard_engine_summon(self._c, module, rank, timeout)
+            except Error:
+                self._summoned = before
+                raise
         return FullParams(self, write_back, timeout)
 
     def add_param_group(self, optimizer, params, timeout=0):

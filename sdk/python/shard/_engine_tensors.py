@@ -143,7 +143,23 @@ class EngineTensors(Closable):
         function(self._c, param, ctypes.byref(address), None)
         return address.value
 
+    def _is_copy(self, param, address):
+        """Whether an address of a parameter is that of a copy of summon(). Only
+        copies can be written then. REQUIRES the guard."""
+        if not self._summoned:
+            return False
+        try:
+            return address == self._address(lib.shard_engine_writable_param,
+                                            param)
+        except Error:
+            return False
+
     def _lend_param(self, param, address, writable):
+        if self._is_copy(param, address):
+            raise failed_precondition(
+                f"parameter {param} is summoned, and a view of the copy would"
+                " outlive it; FullParams.param gives the copy as an array of"
+                " your own")
         shape, dtype, _ = self._kind(param)
         return self._lend(address, dtype, shape, writable,
                           f"those of parameter {param}")

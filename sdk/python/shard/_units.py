@@ -6,7 +6,7 @@ import ctypes
 from ._c import Pass
 from ._errors import Code, Error, failed_precondition
 from ._library import lib
-from ._views import address_of, new_memory, shaped
+from ._views import HOST_MEMORY, address_of, new_memory, shaped
 
 
 _NEW = "is not acquired yet; use it in a with block"
@@ -95,7 +95,8 @@ _ENDED = "the full parameters were given back; summon them again"
 
 
 class FullParams:
-    """Whole copies of parameters, from Engine.summon to the end of the block.
+    """Whole copies of parameters, from Engine.summon to the end of the block, in
+    the host's memory on every device.
 
     An array of param() is the caller's own: it may be changed, and stays valid.
     With write_back the end of the block writes the arrays to the parameters of
@@ -133,6 +134,12 @@ class FullParams:
             shape, dtype, _ = engine._kind(param)
             if param not in self._taken:
                 address, nbytes = self._place(lib.shard_engine_param, param)
+                if (engine.device != HOST_MEMORY
+                        and not engine._is_copy(param, address)):
+                    raise failed_precondition(
+                        f"parameter {param} is not summoned, and lies in the"
+                        f" memory of GPU {engine.device[1]}, which the host"
+                        " cannot read; summon a module that has it")
                 memory = self._taken[param] = new_memory(nbytes)
                 ctypes.memmove(address_of(memory), address, nbytes)
         return shaped(self._taken[param], dtype, shape)
@@ -152,6 +159,7 @@ class FullParams:
                         lib.shard_engine_writable_param, param)
                     ctypes.memmove(address, address_of(values), nbytes)
             lib.shard_engine_summon_end(engine._c, write_back, self._timeout)
+            engine._summoned = False
 
     def _place(self, function, param):
         engine = self._engine

@@ -32,9 +32,15 @@ FORMATS = {
 HOST_MEMORY = 1, 0
 
 
+class _DeviceMemory:
+    """The memory of a GPU, as an object that keeps its owner. It has no buffer:
+    to read it would end the process."""
+
+
 class View:
-    """Elements in memory that `owner` keeps alive: dtype, shape, device, and
-    array(). The device is as __dlpack_device__ says it.
+    """Elements in memory that `owner` keeps alive: dtype, shape, device, address
+    and array(). The device is as __dlpack_device__ says it; the address is that
+    of the first element in its memory.
 
     An array of a view keeps the memory alive, and nothing else: the values are
     those that the memory has now, and are another unit's once a unit was
@@ -48,19 +54,30 @@ class View:
         self.writable = writable
         size = math.prod(self.shape) * struct.calcsize(FORMATS[dtype])
         # Arrays refer to this object, and so to the owner.
-        self.memory = ((ctypes.c_char * size).from_address(address) if size
-                       else (ctypes.c_char * 0)())
+        if device != HOST_MEMORY:
+            self.memory = _DeviceMemory()
+            self.address = address or 0
+        else:
+            self.memory = ((ctypes.c_char * size).from_address(address)
+                           if size else (ctypes.c_char * 0)())
+            self.address = ctypes.addressof(self.memory)
         self.memory.owner = owner
+
+    def host_memory(self):
+        """Returns the memory as an object with the buffer protocol. BufferError
+        where it is a GPU's."""
+        if self.device == HOST_MEMORY:
+            return self.memory
+        raise BufferError(
+            f"the elements lie in the memory of GPU {self.device[1]}, which"
+            " numpy cannot read; give a view (param_view, grad_view) to a"
+            " library for GPUs, as torch.from_dlpack(view), or copy the values"
+            " by state_dict(copy=True)")
 
     def array(self):
         """Returns the memory as a numpy array, or without numpy as a
         memoryview. BufferError where it is a GPU's."""
-        if self.device != HOST_MEMORY:
-            raise BufferError(
-                f"the elements lie in the memory of GPU {self.device[1]}, which"
-                " numpy cannot read; give the view to a library for GPUs, as"
-                " torch.from_dlpack(view)")
-        memory = memoryview(self.memory).cast("B")
+        memory = memoryview(self.host_memory()).cast("B")
         if not self.writable:
             memory = memory.toreadonly()
         return shaped(memory, self.dtype, self.shape)

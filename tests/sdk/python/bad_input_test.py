@@ -269,6 +269,32 @@ class LifetimeTest(SdkTest):
                 full.param(0)[...] = 2
             numpy.testing.assert_array_equal(engine.param(0), 2)
 
+    def test_no_view_outlives_full_parameters(self):
+        model, weights = blocks_model()
+        module = 1  # Has the first weight.
+        with local_engine(model, weights) as engine:
+            with engine.summon(module) as full:
+                for view in (engine.param, engine.param_view,
+                             engine.writable_param, engine.writable_param_view):
+                    with self.raises_code(Code.FAILED_PRECONDITION,
+                                          "parameter 0 is summoned.*FullParams"):
+                        view(weights[0])
+                with self.raises_code(Code.FAILED_PRECONDITION, "is summoned"):
+                    engine.unit_params(0)
+                # These are the engine's own.
+                values = engine.param(weights[1])
+                engine.grad(weights[0])[...] = 1
+                numpy.testing.assert_array_equal(full.param(weights[0]),
+                                                 first_values(weights[0]))
+                # A summon that fails leaves the copies there.
+                with self.raises_code(Code.FAILED_PRECONDITION):
+                    engine.summon()
+                with self.raises_code(Code.FAILED_PRECONDITION, "is summoned"):
+                    engine.param(weights[0])
+            numpy.testing.assert_array_equal(values, first_values(weights[1]))
+            numpy.testing.assert_array_equal(engine.param(weights[0]),
+                                             first_values(weights[0]))
+
     def test_a_thousand_lives_leave_nothing_behind(self):
         def live():
             with local_engine() as engine:

@@ -181,9 +181,16 @@ def train_long(comm, device, root, stage):
     return states
 
 
+def elements_of(view):
+    """Returns the elements where they lie, as a kernel of the host's sees them."""
+    count = int(numpy.prod(view.shape))
+    return numpy.frombuffer((ctypes.c_float * count).from_address(view.address),
+                            numpy.float32)
+
+
 def write(view, value):
     """Writes a gradient where it lies, as a kernel of the host's would."""
-    grad = numpy.frombuffer(view.memory, numpy.float32)
+    grad = elements_of(view)
     grad[:] = numpy.linspace(-1, 1, grad.size, dtype=numpy.float32) * value
 
 
@@ -238,7 +245,7 @@ class GpuTest(SdkTest):
         write(grad, 1)
         engine.step()
         engine.synchronize()
-        moved = numpy.frombuffer(view.memory, numpy.float32)
+        moved = elements_of(view)
         self.assertEqual(moved[0], 1.5)
         moved[:] = 1
         with engine.state_dict() as state:

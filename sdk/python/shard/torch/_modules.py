@@ -16,11 +16,12 @@ _TORCH_DTYPES = {dtype: kind for kind, dtype in _DTYPES.items()}
 
 
 def tensor_of(view):
-    """Returns the memory of a View as a tensor, which keeps the memory."""
+    """Returns the memory of a View as a tensor, which keeps the memory.
+    BufferError where it is a GPU's."""
     dtype = _TORCH_DTYPES[view.dtype]
     if 0 in view.shape:
         return torch.empty(view.shape, dtype=dtype)
-    return torch.frombuffer(view.memory, dtype=dtype).view(view.shape)
+    return torch.frombuffer(view.host_memory(), dtype=dtype).view(view.shape)
 
 
 class Declaration:
