@@ -20,7 +20,7 @@
 #include "tests/fake_cuda/graph_api.h"
 #include "tests/sdk/cpp/sdk_testing.h"
 
-namespace shard_sdk_testing {
+namespace shard_sdk_testing::captured_step_test {
 namespace {
 
 using shard::StateDict;
@@ -118,7 +118,7 @@ class Host {
     EXPECT_CU(
         graphs_.StreamBeginCapture(gpu_.stream(), CuCaptureMode::kThreadLocal));
     engine_.capture_begin();
-    gpu_.copy_to(engine_.grad<float>(weight_).data());
+    gpu_.copy_to(engine_.grad_ptr<float>(weight_));
     engine_.step_without_report(options_);
     engine_.capture_end();
     EXPECT_CU(graphs_.StreamEndCapture(gpu_.stream(), &graph));
@@ -138,7 +138,7 @@ class Host {
   void step(int number) {
     engine_.set_hyper(GroupId{0}, "lr", 0.1 / number);
     write_grad(number);
-    gpu_.copy_to(engine_.grad<float>(weight_).data());
+    gpu_.copy_to(engine_.grad_ptr<float>(weight_));
     EXPECT_EQ(engine_.step(options_).skipped != 0, number == kSkipped);
   }
 
@@ -210,4 +210,4 @@ TEST(CapturedStepTest, ReplaysHaveTheBitsOfPlainSteps) {
 }
 
 }  // namespace
-}  // namespace shard_sdk_testing
+}  // namespace shard_sdk_testing::captured_step_test

@@ -34,12 +34,18 @@ void use(shard::Engine& engine, shard::Unit& unit, shard::ParamId param,
          std::vector<float>& values) {
   unit.param<float>(param);
   unit.grad<std::byte>(param);
+  unit.param_ptr<float>(param);
+  unit.grad_ptr<std::byte>(param);
+  engine.param_ptr<float>(param);
+  engine.writable_param_ptr<float>(param);
+  engine.grad_ptr<float>(param);
   engine.set_param(param, values);
   engine.bind_param(param, std::span(values), std::span(values));
   engine.buffer<std::int64_t>(shard::ModelBufferId{0});
   auto state = shard::StateDict::get(engine);
   state.add("key", {2, 3}, std::span(values));
   state.local<double>(0);
+  state.local_ptr<double>(0);
   auto checkpoint = shard::Checkpoint::open("ckpt");
   values = checkpoint.read<float>(0);
   shard::Checkpoint::save(engine, "ckpt", {.progress = [](auto, auto) {}});

@@ -40,6 +40,11 @@ enum class BlobRule : shard_blob_rule {
 // the engine, until add_param_group() or set_trainable(); where parameters are
 // sharded, while their unit is acquired. The spans themselves know nothing of
 // that.
+//
+// The host cannot use the memory of a GPU, so there a span is
+// FAILED_PRECONDITION. The functions whose names end in _ptr return the address
+// of the first element in the memory of device(), on every device, and it is
+// valid as long as the span would be.
 class Engine {
  public:
   Engine(Engine&&) noexcept = default;
@@ -54,6 +59,7 @@ class Engine {
     detail::check(
         shard_engine_create(plan.get(), comm.use(), &c, &state->handle));
     state->read_plan();
+    state->read_device(options);
     return Engine(std::move(state));
   }
 
@@ -125,6 +131,14 @@ class Engine {
   std::span<T> writable_param(ParamId param) SHARD_LIFETIMEBOUND {
     return state().template writable_param<T>(param);
   }
+  template <class T>
+  const T* param_ptr(ParamId param) SHARD_LIFETIMEBOUND {
+    return state().template find_param<T>(param).data();
+  }
+  template <class T>
+  T* writable_param_ptr(ParamId param) SHARD_LIFETIMEBOUND {
+    return state().template find_writable_param<T>(param).data();
+  }
 
   // Copies a parameter's initial values into the engine; only rank 0's count.
   // `values` is a contiguous range, such as a vector. Local.
@@ -150,6 +164,10 @@ class Engine {
   template <class T>
   std::span<T> grad(ParamId param) SHARD_LIFETIMEBOUND {
     return state().template grad<T>(param);
+  }
+  template <class T>
+  T* grad_ptr(ParamId param) SHARD_LIFETIMEBOUND {
+    return state().template find_grad<T>(param).data();
   }
   void zero_grad() { detail::check(shard_engine_zero_grad(use())); }
 

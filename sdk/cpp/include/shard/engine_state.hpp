@@ -12,6 +12,7 @@
 #include <exception>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "shard/checkpoint.h"
 #include "shard/comm.hpp"
 #include "shard/engine.h"
+#include "shard/engine_options.hpp"
 #include "shard/plan.hpp"
 
 namespace shard::detail {
@@ -43,6 +45,14 @@ struct EngineState {
   shard_engine* use() const {
     CallbackScope::refuse(comm.get(), "communicator or its engines");
     return handle;
+  }
+
+  // Reads where tensors lie, which stays so.
+  void read_device(const EngineOptions& options) {
+    shard_device_kind kind = 0;
+    check(shard_engine_device(handle, &kind, &device.ordinal));
+    device.kind = static_cast<DeviceKind>(kind);
+    offloads = options.device.find("offload=states") != std::string::npos;
   }
 
   // Reads the plan that is in force.
@@ -70,31 +80,86 @@ struct EngineState {
 
   // ---- Tensors --------------------------------------------------------------
 
+  // Return the elements where they lie, which may be the memory of a GPU: the
+  // host must not use them through the span.
   template <class T>
-  std::span<const T> param(ParamId id) {
+  std::span<const T> find_param(ParamId id) const {
     const void* data = nullptr;
     std::int64_t numel = 0;
     check(shard_engine_param(use(), raw(id), &data, &numel));
     return view<const T>("parameter", raw(id), plan.param_info(id).dtype, data,
                          numel);
   }
-
   template <class T>
-  std::span<T> writable_param(ParamId id) {
+  std::span<T> find_writable_param(ParamId id) const {
     void* data = nullptr;
     std::int64_t numel = 0;
     check(shard_engine_writable_param(use(), raw(id), &data, &numel));
     return view<T>("parameter", raw(id), plan.param_info(id).dtype, data,
                    numel);
   }
-
   template <class T>
-  std::span<T> grad(ParamId id) {
+  std::span<T> find_grad(ParamId id) const {
     void* data = nullptr;
     std::int64_t numel = 0;
     check(shard_engine_grad(use(), raw(id), &data, &numel));
     return view<T>("the gradient of parameter", raw(id), grad_dtype(id), data,
                    numel);
+  }
+
+  // Return the same elements, for the host to use. Throw where they are in the
+  // memory of a GPU.
+  template <class T>
+  std::span<const T> param(ParamId id) const {
+    const std::span<const T> found = find_param<T>(id);
+    if (!on_host() && !is_copy(id, found.data())) {
+      refuse_device("parameter " + std::to_string(raw(id)),
+                    "take its address by param_ptr(), or its values by "
+                    "summon() or a StateDict with copy");
+    }
+    return found;
+  }
+  template <class T>
+  std::span<T> writable_param(ParamId id) const {
+    const std::span<T> found = find_writable_param<T>(id);
+    if (!on_host() && !is_copy(id, found.data())) {
+      refuse_device("parameter " + std::to_string(raw(id)),
+                    "set its values by set_param(), or take its address by "
+                    "writable_param_ptr()");
+    }
+    return found;
+  }
+  template <class T>
+  std::span<T> grad(ParamId id) const {
+    const std::span<T> found = find_grad<T>(id);
+    if (!on_host()) {
+      refuse_device("the gradient of parameter " + std::to_string(raw(id)),
+                    "take its address by grad_ptr(), for kernels and copies");
+    }
+    return found;
+  }
+
+  bool on_host() const noexcept { return device.kind == DeviceKind::cpu; }
+
+  // Returns whether elements of a parameter are a copy of summon(), which is in
+  // the host's memory on every device. Only copies are the host's to write
+  // then.
+  bool is_copy(ParamId id, const void* data) const {
+    if (!summoned) return false;
+    void* copy = nullptr;
+    shard_error* const error =
+        shard_engine_writable_param(use(), raw(id), &copy, nullptr);
+    const bool found = error == nullptr && copy == data;
+    shard_error_free(error);
+    return found;
+  }
+
+  [[noreturn]] void refuse_device(const std::string& what,
+                                  const char* remedy) const {
+    throw Error(Code::failed_precondition, what + " is in the memory of GPU " +
+                                               std::to_string(device.ordinal) +
+                                               ", which the host cannot use; " +
+                                               remedy);
   }
 
   DType grad_dtype(ParamId id) const {
@@ -103,6 +168,11 @@ struct EngineState {
 
   const std::shared_ptr<CommState> comm;
   Plan plan;
+  DeviceId device;
+  // Whether optimizer states are in the host's memory on every device.
+  bool offloads = false;
+  // Whether there are copies of full parameters.
+  bool summoned = false;
   std::vector<std::shared_ptr<SaveState>> saves;
   shard_engine* handle = nullptr;
 };

@@ -37,6 +37,15 @@ struct LocalElements {
   std::span<const T> elements;
 };
 
+// The address of these elements, which may be in the memory of a GPU, and their
+// number.
+template <class T>
+struct LocalPtr {
+  std::int64_t begin;
+  const T* data;
+  std::size_t size;
+};
+
 struct Number {
   std::string key;
   double value;
@@ -97,16 +106,27 @@ class StateDict {
     return tensor;
   }
   // Returns the elements that this rank holds. T is the type that they are
-  // stored in, or std::byte.
+  // stored in, or std::byte. FAILED_PRECONDITION where they are in the memory
+  // of a GPU: without StateDictOptions::copy, all but buffers of the model and
+  // states that the engine's device offloads.
   template <class T>
   LocalElements<T> local(std::int64_t tensor) const SHARD_LIFETIMEBOUND {
-    std::int64_t begin = 0;
-    std::int64_t numel = 0;
-    const void* data = nullptr;
-    detail::check(shard_state_dict_local(get(), tensor, &begin, &numel, &data));
-    return {begin,
-            detail::view<const T>("tensor", tensor, this->tensor(tensor).dtype,
-                                  data, numel)};
+    const TensorInfo info = this->tensor(tensor);
+    const LocalElements<T> found = find_local<T>(tensor, info);
+    if (engine_ != nullptr && !engine_->on_host() && !found.elements.empty() &&
+        info.role != Role::buffer &&
+        !(info.role == Role::state && engine_->offloads)) {
+      engine_->refuse_device("tensor '" + tensor_key(tensor) + "'",
+                             "get the state dict with copy, or take the "
+                             "address by local_ptr()");
+    }
+    return found;
+  }
+  // Returns the address of these elements in the memory that they are in.
+  template <class T>
+  LocalPtr<T> local_ptr(std::int64_t tensor) const SHARD_LIFETIMEBOUND {
+    const LocalElements<T> found = find_local<T>(tensor, this->tensor(tensor));
+    return {found.begin, found.elements.data(), found.elements.size()};
   }
 
   std::int64_t num_numbers() const noexcept {
@@ -183,6 +203,18 @@ class StateDict {
   };
 
   explicit StateDict(shard_state_dict* handle) noexcept : handle_(handle) {}
+
+  // Returns the elements where they lie, which may be the memory of a GPU.
+  template <class T>
+  LocalElements<T> find_local(std::int64_t tensor,
+                              const TensorInfo& info) const {
+    std::int64_t begin = 0;
+    std::int64_t numel = 0;
+    const void* data = nullptr;
+    detail::check(shard_state_dict_local(get(), tensor, &begin, &numel, &data));
+    return {begin,
+            detail::view<const T>("tensor", tensor, info.dtype, data, numel)};
+  }
 
   static LoadReport load(Engine& engine, const shard_state_dict* state,
                          bool from_rank0, const LoadOptions& options) {

@@ -28,6 +28,15 @@ struct UnitParam {
   std::span<std::byte> grad;
 };
 
+// A parameter of a unit, with the addresses of its elements and its gradient in
+// the memory of the engine's device. The gradient's is null where there is
+// none.
+struct UnitParamPtr {
+  ParamId param;
+  const void* data;
+  void* grad;
+};
+
 // An acquired unit: Engine::unit_acquire. Its parameters and gradients are
 // valid until it is released. The spans themselves know nothing of that: do not
 // keep them.
@@ -60,10 +69,44 @@ class Unit {
   std::span<T> grad(ParamId param) const SHARD_LIFETIMEBOUND {
     return engine_of(param).template grad<T>(param);
   }
+  // Return the addresses of these in the memory of the engine's device.
+  template <class T>
+  const T* param_ptr(ParamId param) const SHARD_LIFETIMEBOUND {
+    return engine_of(param).template find_param<T>(param).data();
+  }
+  template <class T>
+  T* grad_ptr(ParamId param) const SHARD_LIFETIMEBOUND {
+    return engine_of(param).template find_grad<T>(param).data();
+  }
 
   // Returns all parameters of the unit, by ascending id.
   std::vector<UnitParam> params() const {
-    detail::EngineState& engine = held();
+    const detail::EngineState& engine = held();
+    if (!engine.on_host()) {
+      engine.refuse_device("unit " + std::to_string(detail::raw(id_)),
+                           "take the addresses of its parameters and gradients "
+                           "by param_ptrs()");
+    }
+    const std::vector<UnitParamPtr> ptrs = param_ptrs();
+    std::vector<UnitParam> params;
+    params.reserve(ptrs.size());
+    for (const UnitParamPtr& found : ptrs) {
+      const ParamInfo info = engine.plan.param_info(found.param);
+      UnitParam& param = params.emplace_back(UnitParam{found.param, {}, {}});
+      param.data =
+          detail::view<const std::byte>("parameter", detail::raw(found.param),
+                                        info.dtype, found.data, info.numel);
+      if (found.grad == nullptr) continue;
+      param.grad = detail::view<std::byte>("gradient", detail::raw(found.param),
+                                           engine.grad_dtype(found.param),
+                                           found.grad, info.numel);
+    }
+    return params;
+  }
+  // Returns the addresses of all parameters of the unit in the memory of the
+  // engine's device, by ascending id.
+  std::vector<UnitParamPtr> param_ptrs() const {
+    const detail::EngineState& engine = held();
     std::size_t count = 0;
     detail::check(shard_engine_unit_params(
         engine.use(), detail::raw(id_), nullptr, nullptr, nullptr, 0, &count));
@@ -73,17 +116,10 @@ class Unit {
     detail::check(shard_engine_unit_params(
         engine.use(), detail::raw(id_), ids.data(), data.data(),
         pass_ == Pass::forward ? nullptr : grads.data(), count, &count));
-    std::vector<UnitParam> params;
+    std::vector<UnitParamPtr> params;
     params.reserve(count);
     for (std::size_t i = 0; i < count; ++i) {
-      const ParamId id{ids[i]};
-      const ParamInfo info = engine.plan.param_info(id);
-      UnitParam& param = params.emplace_back(UnitParam{id, {}, {}});
-      param.data = detail::view<const std::byte>(
-          "parameter", ids[i], info.dtype, data[i], info.numel);
-      if (grads[i] == nullptr) continue;
-      param.grad = detail::view<std::byte>(
-          "gradient", ids[i], engine.grad_dtype(id), grads[i], info.numel);
+      params.push_back({ParamId{ids[i]}, data[i], grads[i]});
     }
     return params;
   }
@@ -145,8 +181,8 @@ class Unit {
   Pass pass_;
 };
 
-// Whole private copies of parameters: Engine::summon. The engine's own
-// parameters stay as they are until end(true).
+// Whole private copies of parameters, in the host's memory on every device:
+// Engine::summon. The engine's own parameters stay as they are until end(true).
 //
 // The destructor is end(false) without a report: COLLECTIVE, so it waits for
 // the other ranks, at most for the engine's timeout. A rank that an exception
@@ -162,6 +198,7 @@ class FullParams {
   }
   ~FullParams() {
     if (engine_ == nullptr) return;
+    engine_->summoned = false;
     shard_error_free(shard_engine_summon_end(engine_->handle, 0, 0));
   }
 
@@ -184,6 +221,7 @@ class FullParams {
     shard_engine* const handle = held().use();
     const std::shared_ptr<detail::EngineState> engine = std::move(engine_);
     engine_ = nullptr;
+    engine->summoned = false;
     detail::check(shard_engine_summon_end(handle, write_back ? 1 : 0, timeout));
   }
 
@@ -191,7 +229,9 @@ class FullParams {
   friend class Engine;
 
   explicit FullParams(std::shared_ptr<detail::EngineState> engine)
-      : engine_(std::move(engine)) {}
+      : engine_(std::move(engine)) {
+    engine_->summoned = true;
+  }
 
   detail::EngineState& held() const {
     if (engine_ != nullptr) return *engine_;
