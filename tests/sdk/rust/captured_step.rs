@@ -6,7 +6,6 @@
 //! the program uses the GPU's memory.
 
 use std::collections::BTreeMap;
-use std::env;
 use std::mem::{size_of, transmute};
 use std::os::raw::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::{self, null_mut};
@@ -16,13 +15,12 @@ use shard::{
     StateDictOptions, StepOptions,
 };
 
-use crate::common::{local, run_alone};
+use crate::common::{has_gpu, local};
 
 const STEPS: i64 = 8;
 const SKIPPED: i64 = 5; // Has a gradient that is not a number.
 const NUMEL: usize = 1000;
 const BYTES: usize = NUMEL * size_of::<f32>();
-const STRICT: &str = "SHARD_FAKE_CUDA_STRICT";
 
 extern "C" {
     fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void;
@@ -228,7 +226,8 @@ impl Host<'_> {
 
     /// Enqueues the copy, which reads the pinned memory when it runs.
     fn copy_grad(&self) {
-        let grad = self.engine.grad::<f32>(self.weight).unwrap().as_mut_ptr();
+        let (grad, numel) = self.engine.grad_ptr::<f32>(self.weight).unwrap();
+        assert_eq!(numel, NUMEL);
         cu!(
             self.gpu,
             copy(grad.cast(), self.gpu.pinned, BYTES, self.gpu.stream)
@@ -238,24 +237,7 @@ impl Host<'_> {
 
 #[test]
 fn replays_have_the_bits_of_plain_steps() {
-    if env::var_os(STRICT).is_none() {
-        let fake = match env::var("SHARD_TEST_FAKE_CUDA") {
-            Ok(folder) => folder,
-            Err(_) => {
-                println!("skipped: not run by tests/sdk/rust/sdk_tests.sh");
-                return;
-            }
-        };
-        let libraries = format!("{fake}:{}", env::var("LD_LIBRARY_PATH").unwrap());
-        let variables = [
-            ("LD_LIBRARY_PATH", libraries.as_str()),
-            (STRICT, "1"),
-            ("SHARD_FAKE_CUDA_GUARD", "1"),
-        ];
-        run_alone(
-            "captured_step::replays_have_the_bits_of_plain_steps",
-            &variables,
-        );
+    if !has_gpu("captured_step::replays_have_the_bits_of_plain_steps") {
         return;
     }
     let gpu = Gpu::open();

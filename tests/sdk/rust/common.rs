@@ -55,6 +55,30 @@ pub fn run_alone(test: &str, variables: &[(&str, &str)]) {
     );
 }
 
+/// Returns whether this process has the fake of NVIDIA's driver, which complains at the
+/// process's end where work had no order or something is not freed, and faults where the
+/// program uses the GPU's memory. Runs a test of this program in a process that has it
+/// where this one has not.
+pub fn has_gpu(test: &str) -> bool {
+    const STRICT: &str = "SHARD_FAKE_CUDA_STRICT";
+    if std::env::var_os(STRICT).is_some() {
+        return true;
+    }
+    match std::env::var("SHARD_TEST_FAKE_CUDA") {
+        Ok(fake) => {
+            let libraries = format!("{fake}:{}", std::env::var("LD_LIBRARY_PATH").unwrap());
+            let variables = [
+                ("LD_LIBRARY_PATH", libraries.as_str()),
+                (STRICT, "1"),
+                ("SHARD_FAKE_CUDA_GUARD", "1"),
+            ];
+            run_alone(test, &variables);
+        }
+        Err(_) => println!("skipped: not run by tests/sdk/rust/sdk_tests.sh"),
+    }
+    false
+}
+
 pub fn local() -> Comm {
     Comm::open("local:", &CommOptions::default()).expect("open")
 }

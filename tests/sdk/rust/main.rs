@@ -10,6 +10,7 @@ mod checkpoints;
 mod common;
 mod comms;
 mod cycles;
+mod device_views;
 mod engines;
 mod layout;
 mod plans;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 //! Engines: one rank's training. This file has their creation and their numbers;
-//! `tensors.rs`, `units.rs`, `step.rs`, `replan.rs` and `full_params.rs` have the
-//! rest.
+//! `tensors.rs`, `device.rs`, `units.rs`, `step.rs`, `replan.rs` and `full_params.rs`
+//! have the rest.
 
 use std::cell::Cell;
 use std::fmt;
@@ -15,6 +15,7 @@ use shard_sys as sys;
 
 use crate::borrows::Borrows;
 use crate::comm::{Comm, CommHandle};
+use crate::device::Place;
 use crate::error::{check, Code, Error, Result};
 use crate::model::{GroupId, ParamId};
 use crate::plan::{Memory, Plan};
@@ -30,16 +31,6 @@ c_enum! {
         ZERO = SHARD_MISSING_ZERO,
         /// Parameters that got no gradient on any rank are left as they are.
         SKIP = SHARD_MISSING_SKIP,
-    }
-}
-
-c_enum! {
-    /// Where tensors lie, in the codes of DLPack.
-    DeviceKind {
-        /// The host's memory.
-        CPU = SHARD_DEVICE_CPU,
-        /// The memory of a GPU, whose addresses are of no use to the host.
-        CUDA = SHARD_DEVICE_CUDA,
     }
 }
 
@@ -93,6 +84,7 @@ pub struct Engine {
     engine: NonNull<sys::shard_engine>,
     pub(crate) comm: Arc<CommHandle>,
     pub(crate) borrows: Borrows,
+    pub(crate) place: Place,
     /// Whether parameters have values: they were broadcast or loaded.
     pub(crate) has_values: bool,
     /// Whether parameters change or arrive in the background between steps.
@@ -141,7 +133,7 @@ impl Engine {
             .gate()
             .call(|| unsafe { sys::shard_engine_create(plan, comm.as_ptr(), &c, &mut engine) });
         texts?;
-        let engine = match NonNull::new(engine) {
+        let mut engine = match NonNull::new(engine) {
             None => {
                 created?;
                 return Err(Error::new(
@@ -153,6 +145,7 @@ impl Engine {
                 engine,
                 comm,
                 borrows,
+                place: Place::HOST,
                 has_values: false,
                 overlap: options.overlap,
                 begun: false,
@@ -162,7 +155,9 @@ impl Engine {
             },
         };
         // An engine that was made is dropped if the log function panicked.
-        created.map(|()| engine)
+        created?;
+        engine.place = Place::of(&engine, &options.device)?;
+        Ok(engine)
     }
 
     pub(crate) fn as_ptr(&self) -> *mut sys::shard_engine {

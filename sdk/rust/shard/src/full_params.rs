@@ -12,7 +12,8 @@ use crate::error::Result;
 use crate::model::{ModuleId, ParamId};
 use crate::text::seconds;
 
-/// Whole private copies of parameters: [`Engine::summon`].
+/// Whole private copies of parameters, in the host's memory on every device:
+/// [`Engine::summon`].
 ///
 /// The engine's own parameters stay as they are until [`end`](FullParams::end)
 /// writes the copies back, so a host that fails in between has changed nothing.
@@ -47,18 +48,29 @@ impl Engine {
 
 impl FullParams<'_> {
     /// Returns the copy of a parameter, or, where the module does not have it, the
-    /// parameter. FAILED_PRECONDITION on ranks without copies.
+    /// parameter, which is FAILED_PRECONDITION on a GPU, as a copy is on ranks without
+    /// copies.
     pub fn param<T: Element>(&self, param: ParamId) -> Result<&[T]> {
-        match self.engine.borrows.param(param) {
-            // SAFETY: the memory stays as it is until `&mut self`.
-            Some(known) => unsafe { self.engine.param_elements(param, known) },
-            None => self.engine.no_such_param(param),
+        let known = match self.engine.borrows.param(param) {
+            Some(known) => known,
+            None => return self.engine.no_such_param(param),
+        };
+        if !self.engine.place.is_host() {
+            let (data, _) = self.engine.param_address::<u8>(param, known)?;
+            // Copies are the only parameters that can be written now.
+            match self.engine.writable_address::<u8>(param, known) {
+                Ok((copy, _)) if copy as *const u8 == data => {}
+                _ => self.engine.check_param_on_host(param)?,
+            }
         }
+        // SAFETY: the memory is the host's, and stays as it is until `&mut self`.
+        unsafe { self.engine.param_elements(param, known) }
     }
 
     /// Returns the copy of a parameter, to be changed.
     pub fn writable_param<T: Element>(&mut self, param: ParamId) -> Result<&mut [T]> {
-        // SAFETY: the copy is private, and `&mut self` is held as long as the view.
+        // SAFETY: the copy is private and in the host's memory, and `&mut self` is held
+        // as long as the view.
         unsafe { self.engine.writable_elements(param) }
     }
 

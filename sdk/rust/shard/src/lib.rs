@@ -54,6 +54,7 @@
 //!   Sync; so is [`Comm`], whose calls wait for each other and for those of its
 //!   engines. [`Engine`] is not.
 //! - **Views** borrow what keeps them valid: the engine, a [`Unit`], [`FullParams`].
+//!   The memory of a GPU has none: there [`Engine::param_ptr`] and its like give addresses.
 //! - **Callbacks** may panic: the panic is caught, and is the error of the call that
 //!   ran the callback. They cannot call back into the same communicator or engine.
 //! - **Dropping** a handle is local, but for [`Unit`] and [`FullParams`], and never
@@ -69,6 +70,7 @@ mod callback;
 mod checkpoint;
 mod comm;
 mod convert;
+mod device;
 mod dtype;
 mod engine;
 mod error;
@@ -94,8 +96,9 @@ pub use checkpoint::{
 };
 pub use comm::{Comm, CommOptions, Counter, LogLevel};
 pub use convert::ConvertOptions;
+pub use device::DeviceKind;
 pub use dtype::{DType, Element};
-pub use engine::{devices_json, schedule_lr, DeviceKind, Engine, EngineOptions, MissingGrads};
+pub use engine::{devices_json, schedule_lr, Engine, EngineOptions, MissingGrads};
 pub use error::{Code, Error, Result};
 pub use full_params::FullParams;
 pub use layout::{

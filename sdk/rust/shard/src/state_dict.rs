@@ -14,6 +14,7 @@ use shard_sys as sys;
 
 use crate::callback::{self, Caught};
 use crate::checkpoint::{TensorId, TensorInfo};
+use crate::device::Place;
 use crate::dtype::{check_type, length_as, view, DType, Element};
 use crate::engine::Engine;
 use crate::error::{check, Error, Result};
@@ -61,6 +62,8 @@ impl StateDictOptions {
 /// ```
 pub struct StateDict<'t> {
     state: NonNull<sys::shard_state_dict>,
+    /// The place of the engine that has the tensors.
+    place: Place,
     tensors: PhantomData<&'t [u8]>,
 }
 
@@ -130,7 +133,11 @@ impl<'t> StateDict<'t> {
         let mut state = ptr::null_mut();
         let got = engine
             .call(|engine| unsafe { sys::shard_state_dict_get(engine, &options, &mut state) });
-        StateDict::own(state, got)
+        let mut state = StateDict::own(state, got)?;
+        if !copy {
+            state.place = engine.place;
+        }
+        Ok(state)
     }
 
     fn own<'s>(state: *mut sys::shard_state_dict, result: Result<()>) -> Result<StateDict<'s>> {
@@ -138,6 +145,7 @@ impl<'t> StateDict<'t> {
             Some(state) => {
                 let state = StateDict {
                     state,
+                    place: Place::HOST,
                     tensors: PhantomData,
                 };
                 result.map(|()| state)
@@ -216,20 +224,44 @@ impl<'t> StateDict<'t> {
         })
     }
 
-    /// Returns the elements that this rank holds.
+    /// Returns the elements that this rank holds. FAILED_PRECONDITION where they are in
+    /// the memory of a GPU: those of [`get`](StateDict::get), but for buffers of the model
+    /// and states that the engine's device offloads.
     pub fn local<T: Element>(&self, tensor: TensorId) -> Result<Local<'_, T>> {
         let info = self.tensor(tensor)?;
+        let (begin, data, length) = self.find_local::<T>(tensor, &info)?;
+        if length > 0 {
+            self.place.of_role(info.role).check_host(
+                format_args!("tensor {tensor}"),
+                "get the state dict by get_copy, or take the address by local_ptr",
+            )?;
+        }
+        // SAFETY: the tensors are in the host's memory, or there are no elements, and they
+        // stay where they are as long as 't.
+        Ok(Local {
+            begin,
+            data: unsafe { view(data.cast(), length)? },
+        })
+    }
+
+    /// Returns the same as an address in the memory that the elements are in: the first
+    /// one's number in the tensor, the address, and the number of elements.
+    pub fn local_ptr<T: Element>(&self, tensor: TensorId) -> Result<(i64, *const T, usize)> {
+        self.find_local(tensor, &self.tensor(tensor)?)
+    }
+
+    fn find_local<T: Element>(
+        &self,
+        tensor: TensorId,
+        info: &TensorInfo,
+    ) -> Result<(i64, *const T, usize)> {
         let (mut begin, mut numel, mut data) = (0, 0, ptr::null());
         check(unsafe {
             let state = self.as_ptr();
             sys::shard_state_dict_local(state, tensor.0, &mut begin, &mut numel, &mut data)
         })?;
         let length = length_as::<T>(format_args!("tensor {tensor}"), info.dtype, numel)?;
-        // SAFETY: the tensors stay where they are as long as 't.
-        Ok(Local {
-            begin,
-            data: unsafe { view(data, length)? },
-        })
+        Ok((begin, data.cast(), length))
     }
 
     /// Finds the tensor of a key. NOT_FOUND when there is none.

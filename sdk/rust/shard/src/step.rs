@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use shard_sys as sys;
 
-use crate::engine::{DeviceKind, Engine};
+use crate::device::DeviceKind;
+use crate::engine::Engine;
 use crate::error::Result;
 use crate::text::{copied, seconds};
 

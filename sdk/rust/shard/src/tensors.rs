@@ -64,12 +64,15 @@ impl Engine {
     /// the option [`overlap`](crate::EngineOptions::overlap) and after
     /// [`begin_step`](Engine::begin_step), when they change in the background. Acquired
     /// units give them then: [`Unit::param`](crate::Unit::param). So it is, for gradients
-    /// too, once a call of all ranks has failed on this rank, for others may go on with it.
+    /// too, once a call of all ranks has failed on this rank, for others may go on with it,
+    /// and on a GPU, whose memory the host cannot use: there is
+    /// [`param_ptr`](Engine::param_ptr).
     pub fn param<T: Element>(&self, param: ParamId) -> Result<&[T]> {
         let known = match self.borrows.param(param) {
             Some(known) => known,
             None => return self.no_such_param(param),
         };
+        self.check_param_on_host(param)?;
         self.check_values()?;
         self.check_not_left_behind()?;
         if self.overlap || self.begun {
@@ -96,19 +99,15 @@ impl Engine {
 
     /// # Safety
     ///
-    /// The parameter neither moves nor changes while `'a` lasts.
+    /// The parameter is in the host's memory, and neither moves nor changes while `'a`
+    /// lasts.
     pub(crate) unsafe fn param_elements<'a, T: Element>(
         &self,
         param: ParamId,
         known: &Param,
     ) -> Result<&'a [T]> {
-        check_type::<T>(format_args!("parameter {param}"), known.dtype)?;
-        let (mut data, mut numel) = (ptr::null(), 0);
-        self.call(|engine| unsafe {
-            sys::shard_engine_param(engine, param.0, &mut data, &mut numel)
-        })?;
-        let length = length_as::<T>("the parameter", known.dtype, numel)?;
-        unsafe { view(data, length) }
+        let (data, length) = self.param_address::<T>(param, known)?;
+        unsafe { view(data.cast(), length) }
     }
 
     /// Checks that parameters have values: until then rank 0 may write the memory that
@@ -149,16 +148,23 @@ impl Engine {
 
     /// Returns a parameter's elements for the host to write: on rank 0 before
     /// [`broadcast_params`](Engine::broadcast_params), where parameters are not sharded
-    /// ([`set_param`](Engine::set_param) sets sharded ones). FAILED_PRECONDITION else.
-    /// Local.
+    /// ([`set_param`](Engine::set_param) sets sharded ones). FAILED_PRECONDITION else,
+    /// and on a GPU. Local.
     pub fn writable_param<T: Element>(&mut self, param: ParamId) -> Result<&mut [T]> {
-        // SAFETY: `&mut self` is held as long as the view.
+        if self.borrows.param(param).is_some() {
+            self.place.check_host(
+                format_args!("parameter {param}"),
+                "set its values by set_param, or take its address by writable_param_ptr",
+            )?;
+        }
+        // SAFETY: the parameter is in the host's memory, and `&mut self` is held as long
+        // as the view.
         unsafe { self.writable_elements(param) }
     }
 
     /// # Safety
     ///
-    /// Nobody else sees the parameter while `'a` lasts.
+    /// The parameter is in the host's memory, and nobody else sees it while `'a` lasts.
     pub(crate) unsafe fn writable_elements<'a, T: Element>(
         &self,
         param: ParamId,
@@ -167,13 +173,8 @@ impl Engine {
             Some(known) => known,
             None => return self.no_such_param(param),
         };
-        check_type::<T>(format_args!("parameter {param}"), known.dtype)?;
-        let (mut data, mut numel) = (ptr::null_mut(), 0);
-        self.call(|engine| unsafe {
-            sys::shard_engine_writable_param(engine, param.0, &mut data, &mut numel)
-        })?;
-        let length = length_as::<T>("the parameter", known.dtype, numel)?;
-        unsafe { view_mut(data, length) }
+        let (data, length) = self.writable_address::<T>(param, known)?;
+        unsafe { view_mut(data.cast(), length) }
     }
 
     /// Copies a parameter's first values into the engine: all its elements. Only rank
@@ -210,7 +211,8 @@ impl Engine {
     ///
     /// FAILED_PRECONDITION for a frozen parameter, while there is another view of the
     /// gradient, once it was declared ready, and where gradients are sharded: acquired
-    /// units give them ([`Unit::grad`](crate::Unit::grad)).
+    /// units give them ([`Unit::grad`](crate::Unit::grad)). So it is on a GPU: there is
+    /// [`grad_ptr`](Engine::grad_ptr).
     pub fn grad<T: Element>(&self, param: ParamId) -> Result<TensorMut<'_, T>> {
         let known = match self.borrows.param(param) {
             Some(known) => known,
@@ -233,20 +235,14 @@ impl Engine {
         known: &'a Param,
     ) -> Result<TensorMut<'a, T>> {
         self.check_not_left_behind()?;
+        self.check_grad_on_host(param)?;
         let viewed = self.borrows.view_grad(param, known)?;
-        let (mut data, mut numel) = (ptr::null_mut(), 0);
-        self.call(|engine| unsafe {
-            sys::shard_engine_grad(engine, param.0, &mut data, &mut numel)
-        })?;
-        let dtype = known.grad_dtype.unwrap_or(known.dtype);
-        let length = length_as::<T>(
-            format_args!("the gradient of parameter {param}"),
-            dtype,
-            numel,
-        )?;
-        // SAFETY: `viewed` excludes other views, and the gradient stays where it is until
-        // `&mut self` or the end of its unit, which ends this borrow.
-        Ok(TensorMut::new(unsafe { view_mut(data, length)? }, viewed))
+        let (data, length) = self.grad_address::<T>(param, known)?;
+        // SAFETY: `viewed` excludes other views, and the gradient, which is in the host's
+        // memory, stays where it is until `&mut self` or the end of its unit, which ends
+        // this borrow.
+        let elements = unsafe { view_mut(data.cast(), length)? };
+        Ok(TensorMut::new(elements, viewed))
     }
 
     /// Sets this rank's gradients to zero; drops accumulated sums, and the declarations

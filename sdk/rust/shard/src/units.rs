@@ -177,12 +177,21 @@ impl<'e> Unit<'e> {
         self.pass
     }
 
-    /// Returns the elements of a parameter of this unit, row-major.
+    /// Returns the elements of a parameter of this unit, row-major. FAILED_PRECONDITION
+    /// on a GPU, as in all views: there is [`param_ptr`](Unit::param_ptr).
     pub fn param<T: Element>(&self, param: ParamId) -> Result<&[T]> {
         let known = self.own(param)?;
+        self.engine.check_param_on_host(param)?;
         self.check_readable()?;
-        // SAFETY: the memory stays as it is until the unit is released, or `&mut self`.
+        // SAFETY: the memory is the host's, and stays as it is until the unit is
+        // released, or `&mut self`.
         unsafe { self.engine.param_elements(param, known) }
+    }
+
+    /// Returns the address of a parameter of this unit, as
+    /// [`Engine::param_ptr`](crate::Engine::param_ptr).
+    pub fn param_ptr<T: Element>(&self, param: ParamId) -> Result<(*const T, usize)> {
+        self.engine.param_address(param, self.own(param)?)
     }
 
     /// Returns the gradient of a parameter of this unit, in a backward pass, until it is
@@ -192,9 +201,19 @@ impl<'e> Unit<'e> {
         self.engine.grad_elements(param, known)
     }
 
+    /// Returns the address of the gradient of a parameter of this unit, as
+    /// [`Engine::grad_ptr`](crate::Engine::grad_ptr).
+    pub fn grad_ptr<T: Element>(&self, param: ParamId) -> Result<(*mut T, usize)> {
+        self.engine.grad_address(param, self.own(param)?)
+    }
+
     /// Returns all parameters of the unit, by ascending id, in a backward pass with their
     /// gradients. `T` must see all of them: `u8` does.
     pub fn params<T: Element>(&self) -> Result<Vec<UnitParam<'_, T>>> {
+        self.engine.place.check_host(
+            format_args!("unit {}", self.unit),
+            "take the addresses of its tensors by param_ptr and grad_ptr",
+        )?;
         self.check_readable()?;
         let borrows = &self.engine.borrows;
         let backward = self.pass != Pass::FORWARD;
