@@ -39,6 +39,7 @@
 //
 // Memory. Tensors are in the library's memory. A View knows how long its memory
 // is valid, and gives an error afterwards; a slice that it gave is not checked.
+// A View of a GPU's memory gives an address, View.Pointer, and no slice.
 package shard
 
 // #cgo LDFLAGS: -lshard

@@ -205,7 +205,8 @@ func (s *StateDict) TensorKey(tensor int64) (key string, err error) {
 }
 
 // Local gets the elements that this rank holds, from begin on; a view of none for
-// an alias.
+// an alias. Without Copy they are in the memory of the engine's device, but for
+// buffers of the model and states that the device offloads.
 func (s *StateDict) Local(tensor int64) (begin int64, data View, err error) {
 	err = s.h.exclusive(func(object unsafe.Pointer) error {
 		state := (*C.shard_state_dict)(object)
@@ -217,11 +218,22 @@ func (s *StateDict) Local(tensor int64) (begin int64, data View, err error) {
 		var at unsafe.Pointer
 		err := takeError(C.shard_state_dict_local(state, C.int64_t(tensor), &first, &numel, &at))
 		if err == nil && info.alias_of < 0 {
-			begin, data = int64(first), View{s, s.life, at, int64(numel), DType(info.dtype)}
+			begin, data = int64(first), View{s, s.life, at, int64(numel), DType(info.dtype), s.placeOf(info.role)}
 		}
 		return err
 	})
 	return begin, data, err
+}
+
+// placeOf returns where tensors of a role are.
+func (s *StateDict) placeOf(role C.shard_role) place {
+	switch {
+	case s.engine == nil || role == C.SHARD_ROLE_BUFFER:
+	case role == C.SHARD_ROLE_STATE && s.engine.state.offloads:
+	default:
+		return s.engine.state.place
+	}
+	return place{}
 }
 
 // Find finds the tensor of a key.

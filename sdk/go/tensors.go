@@ -134,6 +134,20 @@ func (s *engineState) gradLifetime(unit UnitID) *lifetime {
 	return s.grads
 }
 
+// placeOf returns where a parameter or a gradient is that lies at this address.
+// Copies of full parameters are in the host's memory on every device; they are the
+// only parameters that the program may then write.
+func (s *engineState) placeOf(engine *C.shard_engine, param C.int32_t, data unsafe.Pointer) place {
+	if s.place.kind == DeviceCPU || s.summoned == nil {
+		return s.place
+	}
+	full := C.get_writable_param(engine, param)
+	if err := takeError(full.error); err == nil && full.data == data {
+		return place{}
+	}
+	return s.place
+}
+
 // tensor is one of the functions that give a pointer to a tensor.
 type tensor func(engine *C.shard_engine, param C.int32_t) C.tensor
 
@@ -161,7 +175,8 @@ func (e *Engine) view(param ParamID, get tensor, kind func(paramTypes) (DType, *
 		if err != nil {
 			return err
 		}
-		view = View{owner: e, life: life, data: found.data, numel: types.numel, dtype: dtype}
+		view = View{e, life, found.data, types.numel, dtype,
+			e.state.placeOf((*C.shard_engine)(object), C.int32_t(param), found.data)}
 		return nil
 	})
 	return view, err

@@ -175,9 +175,10 @@ func (e *Engine) unitParams(engine *C.shard_engine, unit UnitID, grads bool, lif
 		if err != nil {
 			return nil, err
 		}
-		found[i] = UnitParam{Param: ParamID(id), Values: View{e, life.params, values[i], types.numel, types.dtype}}
+		found[i] = UnitParam{Param: ParamID(id), Values: View{e, life.params, values[i], types.numel, types.dtype,
+			e.state.placeOf(engine, id, values[i])}}
 		if grads && types.grad != 0 {
-			found[i].Grad = View{e, life.grads, gradients[i], types.numel, types.grad}
+			found[i].Grad = View{e, life.grads, gradients[i], types.numel, types.grad, e.state.place}
 		}
 	}
 	return found, nil

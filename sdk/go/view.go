@@ -36,12 +36,22 @@ func (l *lifetime) over() string {
 //
 // A View keeps its object from being closed by the garbage collector. Its slices
 // do not: close the object after the last use of them.
+//
+// The program cannot use the memory of a GPU: a View of it has an address,
+// Pointer, and no slices.
 type View struct {
 	owner any // The object that has the memory.
 	life  *lifetime
 	data  unsafe.Pointer
 	numel int64
 	dtype DType
+	place place
+}
+
+// place is the device that has tensors. The zero place is the host's memory.
+type place struct {
+	kind    DeviceKind
+	ordinal int
 }
 
 // Element is a Go type of elements.
@@ -80,9 +90,10 @@ func holds[T Element](dtype DType) bool {
 
 // Elements returns the elements of a view as a slice of the library's memory.
 // bf16 and f16 are looked at as uint16, the types of one byte as uint8. Another
-// type than the view's is an error, and so is a view that is no longer valid.
+// type than the view's is an error, and so is a view that is no longer valid, or
+// of a GPU's memory.
 func Elements[T Element](v View) ([]T, error) {
-	if err := v.Err(); err != nil {
+	if err := v.readable(); err != nil {
 		return nil, err
 	}
 	if !holds[T](v.dtype) {
@@ -98,7 +109,7 @@ func (v View) Float32s() ([]float32, error) { return Elements[float32](v) }
 
 // Bytes returns the bytes of the elements, of any type.
 func (v View) Bytes() ([]byte, error) {
-	if err := v.Err(); err != nil {
+	if err := v.readable(); err != nil {
 		return nil, err
 	}
 	return unsafe.Slice((*byte)(v.data), int(v.numel)*v.dtype.Size()), nil
@@ -114,6 +125,37 @@ func (v View) Err() error {
 		return newError(FailedPrecondition, "this view is no longer valid: %s; get another one", reason)
 	}
 	return nil
+}
+
+// readable returns an error unless the program can use the elements.
+func (v View) readable() error {
+	if err := v.Err(); err != nil {
+		return err
+	}
+	if kind, ordinal := v.Device(); kind != DeviceCPU {
+		return newError(FailedPrecondition, "the elements of this view are in the memory of GPU %d, which the "+
+			"program cannot use; take their address by Pointer, or their values by Summon or StateDictGet "+
+			"with Copy", ordinal)
+	}
+	return nil
+}
+
+// Pointer returns the address of the first element, in the memory of the View's
+// device: for kernels and copies of the program. It is as valid as a slice. An
+// error is that of Err.
+func (v View) Pointer() (unsafe.Pointer, error) {
+	if err := v.Err(); err != nil {
+		return nil, err
+	}
+	return v.data, nil
+}
+
+// Device returns where the elements are, as Engine.Device does.
+func (v View) Device() (DeviceKind, int) {
+	if v.place.kind == 0 {
+		return DeviceCPU, 0
+	}
+	return v.place.kind, v.place.ordinal
 }
 
 // Numel returns the number of elements.

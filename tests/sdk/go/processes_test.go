@@ -5,6 +5,7 @@ package sdk
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -20,6 +21,25 @@ func runAgain(t *testing.T, variables ...string) {
 	if output, err := again.CombinedOutput(); err != nil {
 		t.Errorf("with %q: %v: %s", variables, err, output)
 	}
+}
+
+// hasGPU returns whether this process has the fake of NVIDIA's driver, which
+// complains at the process's end where work had no order or something is not freed,
+// and faults where the program uses the GPU's memory. It runs the test again in a
+// process that has it where this one has not.
+func hasGPU(t *testing.T) bool {
+	t.Helper()
+	const strict = "SHARD_FAKE_CUDA_STRICT"
+	if os.Getenv(strict) != "" {
+		return true
+	}
+	if os.Getenv("SHARD_USES_FILE") == "" {
+		t.Skip("there is no fake of the driver: not run by tests/sdk/uses")
+	}
+	fake := must(filepath.Abs("tests/fake_cuda"))
+	runAgain(t, strict+"=1", "SHARD_FAKE_CUDA_GUARD=1",
+		"LD_LIBRARY_PATH="+fake+":"+os.Getenv("LD_LIBRARY_PATH"))
+	return false
 }
 
 func TestTheVersionIsThatOfTheHeader(t *testing.T) {

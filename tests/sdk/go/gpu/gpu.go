@@ -116,9 +116,9 @@ func (g *GPU) Stream() unsafe.Pointer { return g.stream }
 // Pinned returns the memory that CopyTo copies from.
 func (g *GPU) Pinned() []float32 { return unsafe.Slice((*float32)(g.pinned), g.numel) }
 
-// CopyTo enqueues a copy to the GPU's memory. It reads Pinned when it runs.
-func (g *GPU) CopyTo(memory []float32) error {
-	return check("copy", C.copy(unsafe.Pointer(&memory[0]), g.pinned, C.size_t(4*len(memory)), g.stream))
+// CopyTo enqueues a copy of Pinned to the GPU's memory. It reads Pinned when it runs.
+func (g *GPU) CopyTo(memory unsafe.Pointer) error {
+	return check("copy", C.copy(memory, g.pinned, C.size_t(4*g.numel), g.stream))
 }
 
 // Capture makes a graph of what a function enqueues.
