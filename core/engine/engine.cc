@@ -349,7 +349,8 @@ Status Engine::SetStream(void* native) {
   SHARD_RETURN_IF_ERROR(CheckIdleOrFilling("set_stream"));
   auto stream = device_->WrapStream(native);
   if (!stream.ok()) return stream.status().WithContext("set_stream");
-  SHARD_RETURN_IF_ERROR(host_.Replace(*std::move(stream), DeadlineOf(0)));
+  SHARD_RETURN_IF_ERROR(host_.Replace(*std::move(stream), DeadlineOf(0))
+                            .WithContext("set_stream"));
   steps_.SetReturnsEarly(native != nullptr);
   return Status();
 }

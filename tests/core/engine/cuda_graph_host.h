@@ -113,6 +113,18 @@ class Host {
   void FreeEngine() { engine_.reset(); }
   const HostsStream& stream() const { return stream_; }
 
+  // Gives the engine another stream, which must outlive this object or the next
+  // call; null: the usual one. Copies, captures and launches then are that
+  // stream's.
+  Status SetStream(cuda::CuStream stream) {
+    SHARD_RETURN_IF_ERROR(engine_->SetStream(stream));
+    current_ = stream == nullptr ? cuda::LegacyStream() : stream;
+    return Status();
+  }
+  // Returns the stream of the last SetStream that was no error, or else
+  // stream().
+  cuda::CuStream current() const { return current_; }
+
   // Return memory that lives as long as the engine, and a little longer.
   std::span<std::byte> Allocate(size_t bytes) {
     cuda::CuPointer& memory = memory_.emplace_back();
@@ -156,7 +168,7 @@ class Host {
       ASSERT_EQ(
           api_.MemcpyAsync(reinterpret_cast<cuda::CuPointer>(grad->data),
                            reinterpret_cast<cuda::CuPointer>(values.data()),
-                           values.size() * sizeof(float), stream_.get()),
+                           values.size() * sizeof(float), current_),
           cuda::CuResult::kSuccess);
     }
   }
@@ -195,8 +207,7 @@ class Host {
   }
 
   void Launch() {
-    EXPECT_EQ(graphs_.GraphLaunch(graph_, stream_.get()),
-              cuda::CuResult::kSuccess);
+    EXPECT_EQ(graphs_.GraphLaunch(graph_, current_), cuda::CuResult::kSuccess);
   }
 
   Status Replay(const StepOptions& options) {
@@ -232,10 +243,10 @@ class Host {
     const auto mode = engine_->comm()->world_size() == 1
                           ? cuda::CuCaptureMode::kGlobal
                           : cuda::CuCaptureMode::kThreadLocal;
-    EXPECT_EQ(graphs_.StreamBeginCapture(stream_.get(), mode),
+    EXPECT_EQ(graphs_.StreamBeginCapture(current_, mode),
               cuda::CuResult::kSuccess);
     Status status = work();
-    EXPECT_EQ(graphs_.StreamEndCapture(stream_.get(), graph),
+    EXPECT_EQ(graphs_.StreamEndCapture(current_, graph),
               cuda::CuResult::kSuccess);
     return status;
   }
@@ -247,6 +258,7 @@ class Host {
   const cuda::DriverApi& api_ = (*cuda::Driver::Load())->api();
   const cuda::GraphApi graphs_ = cuda::GraphApi::Load();
   const HostsStream stream_;
+  cuda::CuStream current_ = stream_.get();
   std::vector<std::vector<float>> grads_;
   std::vector<cuda::CuPointer> memory_;
   std::vector<void*> pinned_;

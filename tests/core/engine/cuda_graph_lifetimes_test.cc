@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Engines that end, or whose process forks, while they capture, two engines in
-// one graph, and an engine that gets another stream after a capture; on the
-// fake of the driver.
+// Engines that end, or whose process forks, while they capture, and two engines
+// in one graph; on the fake of the driver.
 
 #include <gtest/gtest.h>
 
@@ -168,50 +167,6 @@ TEST_F(GraphLifetimesTest, TwoEnginesAreInOneGraph) {
     }
     // The second engine's stream is the first host's.
     ASSERT_OK(engines[1]->SetStream(second.stream().get()));
-  }
-}
-
-// Its graph is launched on the stream that the engine has then.
-TEST_F(GraphLifetimesTest, AnEngineGetsAnotherStreamAfterACapture) {
-  const cuda::GraphApi graphs = cuda::GraphApi::Load();
-  std::vector<float> expected;
-  for (const bool replays : {false, true}) {
-    const HostsStream captured;
-    Host host("adamw");
-    Engine* const engine = host.engine();
-    cuda::CuGraphExec exec = nullptr;
-    if (replays) {
-      ASSERT_OK(engine->SetStream(captured.get()));
-      ASSERT_EQ(graphs.StreamBeginCapture(captured.get(),
-                                          CuCaptureMode::kThreadLocal),
-                CuResult::kSuccess);
-      ASSERT_OK(engine->CaptureBegin());
-      ASSERT_OK(engine->Step(Clipped(), nullptr));
-      ASSERT_OK(engine->ZeroGrad());
-      ASSERT_OK(engine->CaptureEnd());
-      CuGraph graph = nullptr;
-      ASSERT_EQ(graphs.StreamEndCapture(captured.get(), &graph),
-                CuResult::kSuccess);
-      ASSERT_EQ(graphs.GraphInstantiate(&exec, graph, 0), CuResult::kSuccess);
-      EXPECT_EQ(graphs.GraphDestroy(graph), CuResult::kSuccess);
-      ASSERT_OK(engine->SetStream(host.stream().get()));
-    }
-    for (int step = 1; step <= 5; ++step) {
-      host.CopyGrads(step, true);
-      if (replays) {
-        ASSERT_OK(engine->BeforeReplay(Clipped()));
-        ASSERT_EQ(graphs.GraphLaunch(exec, host.stream().get()),
-                  CuResult::kSuccess);
-      } else {
-        ASSERT_OK(engine->Step(Clipped(), nullptr));
-        ASSERT_OK(engine->ZeroGrad());
-      }
-    }
-    const std::vector<float> params = host.Params();
-    EXPECT_EQ(engine->step(), 5);
-    if (!replays) expected = params;
-    EXPECT_TRUE(params == expected);
-    if (exec != nullptr) graphs.GraphExecDestroy(exec);
   }
 }
 

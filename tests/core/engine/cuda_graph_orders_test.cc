@@ -327,7 +327,9 @@ class RandomHost {
         }
         return;
       case 6:
-        Try("set_stream", engine()->SetStream(stream()));
+        Try("set_stream",
+            host_.SetStream(stream() == other_.get() ? host_.stream().get()
+                                                     : other_.get()));
         return;
       default:
         CallWhatIsForbidden();
@@ -342,11 +344,12 @@ class RandomHost {
     }
   }
 
-  cuda::CuStream stream() const { return host_.stream().get(); }
+  cuda::CuStream stream() const { return host_.current(); }
 
   std::mt19937_64 random_;
   const TempFolder folder_;
   const cuda::GraphApi graphs_ = cuda::GraphApi::Load();
+  const cuda_training::HostsStream other_;  // Instead of the host's first.
   Host host_;
   cuda::CuGraphExec exec_ = nullptr;
   bool is_captured_ = false;  // The host's stream.
