@@ -166,6 +166,60 @@ TEST(GraphRefusalsTest, AllRanksReplayOn) {
   }
 }
 
+// The host of one rank ends its capture after the step, which then is none of
+// any rank's graph; or before it, and no rank's step is captured.
+TEST(GraphRefusalsTest, ACaptureThatOneHostEndsTooEarlyIsTheErrorOfAll) {
+  for (const bool steps_before : {true, false}) {
+    RunGraphRanks([&](Host* host, Communicator* comm) {
+      SCOPED_TRACE(steps_before);
+      Engine* const engine = host->engine();
+      ASSERT_OK(host->Capture(Clipped()));
+      Status stepped;
+      Status ended;
+      const bool is_early = comm->rank() == 1;
+      ASSERT_OK(host->CaptureInVain([&]() -> Status {
+        SHARD_RETURN_IF_ERROR(engine->CaptureBegin());
+        if (is_early && !steps_before) return Status();
+        stepped = engine->Step(Clipped(), nullptr);
+        if (!is_early) ended = engine->CaptureEnd();
+        return Status();
+      }));
+      if (is_early) {
+        if (!steps_before) stepped = engine->Step(Clipped(), nullptr);
+        ended = engine->CaptureEnd();
+      }
+      if (steps_before) {
+        EXPECT_OK(stepped);
+        EXPECT_EQ(ended.rank(), 1);
+      } else {
+        ExpectError(stepped, StatusCode::kFailedPrecondition,
+                    {"rank 1", "step", "capture_end"});
+      }
+      if (steps_before || is_early) {
+        ExpectError(ended, StatusCode::kFailedPrecondition,
+                    {"capture_end", "has ended before"});
+      } else {
+        EXPECT_OK(ended);
+      }
+      host->CopyGrads(1, true);
+      if (steps_before) {
+        ExpectError(engine->BeforeReplay(Clipped()),
+                    StatusCode::kFailedPrecondition,
+                    {"capture the step again"});
+        ASSERT_OK(engine->Step(Clipped(), nullptr));
+      } else {
+        ASSERT_OK(host->Replay(Clipped()));
+      }
+      ASSERT_OK(engine->AwaitStep());
+      ASSERT_OK(host->Capture(Clipped()));
+      host->CopyGrads(2, true);
+      ASSERT_OK(host->Replay(Clipped()));
+      ASSERT_OK(engine->AwaitStep());
+      EXPECT_EQ(engine->step(), 2);
+    });
+  }
+}
+
 // Until all capture again.
 TEST(GraphRefusalsTest, NoRankReplaysAfterAChangeOfThePlan) {
   RunGraphRanks([&](Host* host, Communicator*) {
