@@ -25,6 +25,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/thread_ranks.h"
+#include "tests/core/flat/sharding.h"
 #include "tests/fake_cuda/fake_cuda_fixture.h"
 
 namespace shard::cuda_muon_test {
@@ -54,6 +55,10 @@ Shapes Equal(size_t count) {
 
 // Returns `count` matrices of 8 x 8.
 Shapes Small(size_t count) { return Shapes(count, std::vector<int64_t>{8, 8}); }
+
+// Ranks have so many units that sharding gradients and parameters saves memory:
+// else stages 2 and 3 are stage 1.
+constexpr int kUnits = 6;
 
 // The launches of a step's update.
 Launches UpdateOf(const FakeCounters& counters) {
@@ -143,10 +148,12 @@ TEST(MuonStepTest, TheWorkspaceIsWhatThePlanSays) {
     SCOPED_TRACE(StrCat(world_size, " ranks"));
     const FakeCuda fake;
     for (const int stage : {0, 3}) {
-      const auto plan = MakePlan({.world_size = world_size,
+      const auto plan = MakePlan({.units = kUnits,
+                                  .world_size = world_size,
                                   .stage = stage,
                                   .optimizer = "muon",
                                   .shapes = Equal(12)});
+      ASSERT_TRUE(ShardsAsItsStage(*plan));
       const uint64_t planned =
           plan->Memory(world_size == 1, nullptr, Processor::kGpu)
               .workspace_bytes;
@@ -277,6 +284,7 @@ using MuonRanksTest = FakeCudaTest;
 FakeCounters StepOfRanks(Form form, int world_size) {
   form.world_size = world_size;
   const auto plan = MakePlan(form);
+  EXPECT_TRUE(ShardsAsItsStage(*plan));
   const FakeCounters before = Count();
   RunThreadRanks(world_size, [&](const auto& comm) {
     const auto engine = MakeEngine(plan, comm);
@@ -288,16 +296,21 @@ FakeCounters StepOfRanks(Form form, int world_size) {
   return CountSince(before);
 }
 
+// Each is a batch of its own.
+const Shapes kSixShapes = {{8, 9},   {9, 8},   {40, 33},
+                           {12, 12}, {33, 40}, {5, 60}};
+
 TEST_F(MuonRanksTest, EachMatrixIsMadeOrthogonalOnce) {
   for (const int stage : {0, 1, 2, 3}) {
     SCOPED_TRACE(StrCat("stage ", stage));
-    // Each is a batch of its own.
-    const Form form = {
-        .stage = stage,
-        .optimizer = "muon",
-        .shapes = {{8, 9}, {9, 8}, {40, 33}, {12, 12}, {33, 40}, {5, 60}}};
-    EXPECT_EQ(StepOfRanks(form, 1).Launches("cublasLtMatmul"), 6 * 15u);
-    EXPECT_EQ(StepOfRanks(form, 2).Launches("cublasLtMatmul"), 6 * 15u);
+    const Form form = {.units = kUnits,
+                       .stage = stage,
+                       .optimizer = "muon",
+                       .shapes = kSixShapes};
+    for (const int ranks : {1, 2}) {
+      EXPECT_EQ(StepOfRanks(form, ranks).Launches("cublasLtMatmul"),
+                kUnits * 6 * 15u);
+    }
   }
 }
 
@@ -309,13 +322,14 @@ TEST_F(MuonRanksTest, EachMatrixIsMadeOrthogonalOnceWhoeverOwnsIt) {
       for (const int stage : {1, 3}) {
         SCOPED_TRACE(StrCat("partition ", static_cast<int>(partition),
                             ", groups of ", group_size, ", stage ", stage));
-        const Form form = {
-            .stage = stage,
-            .optimizer = "muon",
-            .shapes = {{8, 9}, {9, 8}, {40, 33}, {12, 12}, {33, 40}, {5, 60}},
-            .shard_group_size = group_size,
-            .partition = partition};
-        EXPECT_EQ(StepOfRanks(form, 4).Launches("cublasLtMatmul"), 6 * 15u);
+        const Form form = {.units = kUnits,
+                           .stage = stage,
+                           .optimizer = "muon?ns_steps=1",
+                           .shapes = kSixShapes,
+                           .shard_group_size = group_size,
+                           .partition = partition};
+        EXPECT_EQ(StepOfRanks(form, 4).Launches("cublasLtMatmul"),
+                  kUnits * 6 * 3u);
       }
     }
   }
@@ -324,15 +338,17 @@ TEST_F(MuonRanksTest, EachMatrixIsMadeOrthogonalOnceWhoeverOwnsIt) {
 TEST_F(MuonRanksTest, ABatchOfManyRanksIsOneOfEach) {
   for (const int stage : {1, 2, 3}) {
     SCOPED_TRACE(StrCat("stage ", stage));
-    const Form form = {
-        .stage = stage, .optimizer = "muon", .shapes = Small(16)};
+    const Form form = {.units = kUnits,
+                       .stage = stage,
+                       .optimizer = "muon?ns_steps=1",
+                       .shapes = Shapes(16, {16, 16})};
     for (const int ranks : {1, 2, 3, 4}) {
       SCOPED_TRACE(StrCat(ranks, " ranks"));
       FakeCounters made = StepOfRanks(form, ranks);
       EXPECT_EQ(made.Launches("cublasLtMatmul"),
-                static_cast<uint64_t>(ranks) * 15);
+                static_cast<uint64_t>(ranks) * kUnits * 3);
       // Each matrix is one rank's alone.
-      EXPECT_EQ(made.blocks["cublasLtMatmul"], 16 * 15u);
+      EXPECT_EQ(made.blocks["cublasLtMatmul"], kUnits * 16 * 3u);
     }
   }
 }
