@@ -133,27 +133,81 @@ StatusOr<std::unique_ptr<HostAccess>> HostAccess::Open(
   return std::unique_ptr<HostAccess>(new HostAccess(device));
 }
 
-StatusOr<std::unique_ptr<HostAccess::Lane>> HostAccess::TakeLane() {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!idle_.empty()) {
-      std::unique_ptr<Lane> lane = std::move(idle_.back());
-      idle_.pop_back();
-      return lane;
-    }
+// The use of a lane by one thread.
+class HostAccess::LaneUse {
+ public:
+  explicit LaneUse(HostAccess* access) : access_(access) {}
+  ~LaneUse() {
+    if (!is_counted_) return;
+    if (!keeps_) lane_.reset();
+    access_->ReturnLane(std::move(lane_));
   }
-  return Lane::Create(device_);
-}
+  LaneUse(const LaneUse&) = delete;
+  LaneUse& operator=(const LaneUse&) = delete;
 
-void HostAccess::ReturnLane(std::unique_ptr<Lane> lane) {
+  // Takes an idle lane or makes one. Where there is no memory for it, waits for
+  // one that other threads use.
+  Status Take(const Deadline& deadline) {
+    {
+      const std::lock_guard<std::mutex> lock(access_->mutex_);
+      if (TakeIdle()) return Status();
+      access_->idle_.reserve(access_->num_lanes_ + 1);
+      ++access_->num_lanes_;
+      is_counted_ = true;
+    }
+    auto made = Lane::Create(access_->device_);
+    if (made.ok()) {
+      lane_ = *std::move(made);
+      return Status();
+    }
+    is_counted_ = false;
+    access_->ReturnLane(nullptr);
+    if (made.status().code() != StatusCode::kResourceExhausted) {
+      return made.status();
+    }
+    std::unique_lock<std::mutex> lock(access_->mutex_);
+    access_->returned_.wait_for(lock, deadline.Remaining(), [this] {
+      return !access_->idle_.empty() || access_->num_lanes_ == 0;
+    });
+    return TakeIdle() ? Status() : made.status();
+  }
+
+  Lane* lane() const { return lane_.get(); }
+  // The lane is used again: a lane whose copy fails or throws is not.
+  void Keep() { keeps_ = true; }
+
+ private:
+  // REQUIRES: the mutex is held.
+  bool TakeIdle() {
+    std::vector<std::unique_ptr<Lane>>& idle = access_->idle_;
+    if (idle.empty()) return false;
+    lane_ = std::move(idle.back());
+    idle.pop_back();
+    is_counted_ = true;
+    return true;
+  }
+
+  HostAccess* const access_;
+  std::unique_ptr<Lane> lane_;
+  bool is_counted_ = false;  // In num_lanes_.
+  bool keeps_ = false;
+};
+
+void HostAccess::ReturnLane(std::unique_ptr<Lane> lane) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  idle_.push_back(std::move(lane));
+  if (lane == nullptr) {
+    --num_lanes_;
+  } else {
+    idle_.push_back(std::move(lane));
+  }
+  returned_.notify_all();
 }
 
 Status HostAccess::Reserve() {
   if (in_place_) return Status();
-  SHARD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, TakeLane());
-  ReturnLane(std::move(lane));
+  LaneUse use(this);
+  SHARD_RETURN_IF_ERROR(use.Take(Deadline::After(0)));
+  use.Keep();
   return Status();
 }
 
@@ -164,9 +218,10 @@ Status HostAccess::Copy(std::span<const HostCopy> copies, LaneCopy copy,
     return Status();
   }
   if (copies.empty()) return Status();
-  SHARD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, TakeLane());
-  SHARD_RETURN_IF_ERROR((*lane.*copy)(copies, deadline));
-  ReturnLane(std::move(lane));
+  LaneUse use(this);
+  SHARD_RETURN_IF_ERROR(use.Take(deadline));
+  SHARD_RETURN_IF_ERROR((use.lane()->*copy)(copies, deadline));
+  use.Keep();
   return Status();
 }
 

@@ -24,13 +24,15 @@
 //
 // Memory: none where tensors lie in the host's memory. Elsewhere a stream and
 // kStagingBytes per thread that is in Fetch or Store at the same time, which
-// are kept until the access is destroyed.
+// are kept until the access is destroyed. Where there is not as much, threads
+// wait for those of others: the first alone is needed.
 //
 // Thread-safe.
 
 #ifndef SHARD_CORE_DEVICE_HOST_ACCESS_H_
 #define SHARD_CORE_DEVICE_HOST_ACCESS_H_
 
+#include <condition_variable>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -88,14 +90,14 @@ class HostAccess {
 
  private:
   class Lane;
+  class LaneUse;
   using LaneCopy = Status (Lane::*)(std::span<const HostCopy> copies,
                                     const Deadline& deadline);
 
   explicit HostAccess(Device* device);
 
-  // Returns a lane that no other thread uses.
-  StatusOr<std::unique_ptr<Lane>> TakeLane();
-  void ReturnLane(std::unique_ptr<Lane> lane);
+  // Ends the use of a lane. Null: there is one lane less.
+  void ReturnLane(std::unique_ptr<Lane> lane) noexcept;
   // Copies in place, or by `copy` of a lane, which is kept unless it fails.
   Status Copy(std::span<const HostCopy> copies, LaneCopy copy,
               const Deadline& deadline);
@@ -108,7 +110,11 @@ class HostAccess {
   Device* const device_;
   const bool in_place_;
   std::mutex mutex_;
+  std::condition_variable returned_;
+  // Has room for all lanes.
   std::vector<std::unique_ptr<Lane>> idle_;  // GUARDED_BY(mutex_)
+  // Lanes that are idle, in use or being made.
+  size_t num_lanes_ = 0;  // GUARDED_BY(mutex_)
 };
 
 }  // namespace shard

@@ -319,13 +319,14 @@ StatusOr<std::vector<EntryMatch>> TrainingState::LoadTensors(
         "and broadcast them first, then load");
   }
 
-  SHARD_RETURN_IF_ERROR(AgreeOnStatus(
-      deps_.comm, "load: elements",
-      CheckElements(store, entries, matches, options), deadline.Exchange()));
+  SHARD_ASSIGN_OR_RETURN(const auto access, OpenAccessOrAbort(deadline));
+  Status local = CheckElements(store, entries, matches, options);
+  if (local.ok()) local = access->Reserve();
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(deps_.comm, "load: elements", local, deadline.Exchange()));
 
   // Memory is written from here on: after an error the old values are lost.
   const bool params = options.state.content != StateContent::kOptimizer;
-  SHARD_ASSIGN_OR_RETURN(const auto access, OpenAccessOrAbort(deadline));
   StateReader reader(plan_, memory(), deps_.hypers->optimizers(), deps_.comm,
                      access.get(), &deps_.runtime->compute(), deadline);
   ReadOptions read;

@@ -10,7 +10,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 
@@ -124,76 +123,6 @@ TEST_F(CudaOffloadMemoryTest, APlanThatFitsNeitherMemoryIsAnError) {
   EXPECT_EQ(CountSince(before).Calls("cuMemAlloc"), 0u);
   EXPECT_EQ(CountAlive().device_bytes, 0u);
   EXPECT_EQ(CountAlive().pinned_bytes, 0u);
-}
-
-// A call that needs pinned memory, and has none, changes nothing: the plan is
-// the one before, and the next step has the bits of one without the call. The
-// driver is asked twice: the second time without the memory that was kept.
-TEST_F(CudaOffloadMemoryTest, TrainingGoesOnWherePinnedMemoryRunsOut) {
-  const testing::TempFolder folder;
-  const auto plan = MakePlan(kBf16);
-  struct Call {
-    const char* name;
-    // How often it needs some: states move between flat buffers of two plans,
-    // checkpoints are read where states lie, and whole parameters are copies.
-    uint64_t allocations;
-    std::function<Status(Engine*, const std::string&)> make;
-    std::function<Status(Engine*)> undo;
-  };
-  const ParamId params[] = {0};
-  const auto nothing = [](Engine*) { return Status(); };
-  const Call calls[] = {
-      {"set_trainable", 3,
-       [&](Engine* engine, const std::string&) {
-         return engine->SetTrainable(params, false, 0);
-       },
-       [&](Engine* engine) { return engine->SetTrainable(params, true, 0); }},
-      {"save", 0,
-       [](Engine* engine, const std::string& path) {
-         return engine->Save(path, SaveOptions()).status();
-       },
-       nothing},
-      {"summon", 1,
-       [](Engine* engine, const std::string&) {
-         return engine->Summon(0, -1, 0);
-       },
-       [](Engine* engine) { return engine->EndSummon(false, 0); }}};
-  EngineOptions cpu;
-  cpu.loss_scaler = *LossScaler::Parse("dynamic?init_scale=8");
-  const auto expected = Engine::Create(plan, OpenLocal(), cpu);
-  ASSERT_OK(expected);
-  FillWith(expected->get(), DType::kBF16);
-  for (int step = 1; step <= 2; ++step) Train(expected->get(), step, Clipped());
-  for (const Call& call : calls) {
-    bool is_done = false;
-    for (uint64_t n = 1; !is_done; ++n) {
-      SCOPED_TRACE(StrCat(call.name, ", allocation ", n));
-      const FakeCuda fake;
-      const auto engine = MakeEngine(plan, OpenLocal(), kOffload);
-      ASSERT_OK(engine);
-      FillWith(engine->get(), DType::kBF16);
-      Train(engine->get(), 1, Clipped());
-      const std::string path = folder.path() + StrCat("/", call.name, n);
-      const Plan* const before = &(*engine)->plan();
-      for (const uint64_t failing : {n, n + 1}) {
-        FailCall("cuMemHostAlloc", failing, cuda::CuResult::kOutOfMemory);
-      }
-      const Status made = call.make(engine->get(), path);
-      testing::fake_cuda::ClearFailures();
-      is_done = made.ok();
-      if (is_done) {
-        EXPECT_EQ(n, call.allocations + 1);
-        ASSERT_OK(call.undo(engine->get()));
-        continue;
-      }
-      ExpectError(made, StatusCode::kResourceExhausted, {"pinned"});
-      EXPECT_EQ(&(*engine)->plan(), before);
-      Train(engine->get(), 2, Clipped());
-      ExpectSame(engine->get(), expected->get());
-      ASSERT_OK(call.make(engine->get(), path));
-      ASSERT_OK(call.undo(engine->get()));
-    }
-  }
 }
 
 TEST_F(CudaOffloadMemoryTest, CheckpointsReadStatesWhereTheyLie) {

@@ -268,36 +268,6 @@ TEST_F(CudaOffloadTest, SumsOfRanksComeDownAsWideAsTheyAre) {
   }
 }
 
-TEST_F(CudaOffloadTest, RanksHaveTheBitsOfTheHost) {
-  Case of = kBf16;
-  of.deterministic = true;
-  const auto plan = MakePlan(of, 2);
-  for (const bool begins : {false, true}) {
-    SCOPED_TRACE(begins);
-    RunThreadRanks(2, [&](const auto& comm) {
-      EngineOptions options;
-      const auto expected = Engine::Create(plan, comm, options);
-      ASSERT_OK(expected);
-      options.opened_device =
-          OffloadStates(*cuda::OpenDevice("0"), *OpenDevice("cpu"), kOffload);
-      const auto engine = Engine::Create(plan, comm, options);
-      ASSERT_OK(engine);
-      for (Engine* const it : {expected->get(), engine->get()}) {
-        FillWith(it, DType::kBF16);
-        for (int step = 1; step <= 3; ++step) {
-          if (begins) ASSERT_OK(it->BeginStep(StepOptions()));
-          for (int32_t unit = static_cast<int32_t>(kUnits); unit > 0; --unit) {
-            WriteGrads(it, unit, 2 * step + comm->rank());
-            if (begins) ASSERT_OK(it->MarkUnitGradsReady(unit));
-          }
-          ASSERT_OK(it->Step(StepOptions(), nullptr));
-        }
-      }
-      ExpectSame(engine->get(), expected->get());
-    });
-  }
-}
-
 // A parameter without gradients is not stepped; a window that it shares with
 // others goes up with its old values.
 TEST_F(CudaOffloadTest, ParametersThatMissTheirGradientsStayAsTheyWere) {
