@@ -127,21 +127,21 @@ TEST_F(CudaCaptureTest, GoesOnFromACheckpoint) {
   const Result plain = Train("plain", "--save-every 1", 22, 0);
   const Result captured = Train("captured", "--save-every 1 --capture", 22, 19);
   ExpectSame(captured, plain);
-  for (const std::string from : {"plain", "captured"}) {
-    for (const bool captures : {false, true}) {
-      // A validation, the steps 11 to 20, and a validation.
-      const Result rest =
-          Train("rest",
-                "--resume " + folder_ + "/" + from + "/step-000010" +
-                    (captures ? " --capture" : ""),
-                12, captures ? 9 : 0);
-      EXPECT_EQ(rest.log, std::vector<std::string>(plain.log.end() - 12,
-                                                   plain.log.end()));
-      EXPECT_EQ(rest.sample, plain.sample);
-      EXPECT_TRUE(rest.exported == plain.exported);
-      EXPECT_TRUE(rest.checkpoint == plain.checkpoint);
-      std::filesystem::remove_all(folder_ + "/rest");
-    }
+  // Each goes on from a checkpoint of the other.
+  for (const bool captures : {false, true}) {
+    const std::string from = captures ? "plain" : "captured";
+    // A validation, the steps 11 to 20, and a validation.
+    const Result rest =
+        Train("rest",
+              "--resume " + folder_ + "/" + from + "/step-000010" +
+                  (captures ? " --capture" : ""),
+              12, captures ? 9 : 0);
+    EXPECT_EQ(rest.log,
+              std::vector<std::string>(plain.log.end() - 12, plain.log.end()));
+    EXPECT_EQ(rest.sample, plain.sample);
+    EXPECT_TRUE(rest.exported == plain.exported);
+    EXPECT_TRUE(rest.checkpoint == plain.checkpoint);
+    std::filesystem::remove_all(folder_ + "/rest");
   }
 }
 
