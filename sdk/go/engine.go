@@ -47,7 +47,7 @@ type Engine struct {
 // handle but the communicator's.
 type engineState struct {
 	comm     *handle
-	place    place     // Of parameters and gradients.
+	place    place     // The device of parameters and gradients.
 	offloads bool      // Whether optimizer states are in the host's memory on every device.
 	alive    *lifetime // Until Close.
 	// Until the engine has its first parameters: of those that can be written.

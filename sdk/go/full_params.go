@@ -8,9 +8,9 @@ import "C"
 import "context"
 
 // FullParams are whole private copies of parameters, on one rank or on all, in the
-// host's memory on every device. The engine's own parameters stay as they are until End, so a rank that fails in
-// between has changed nothing. Meanwhile Param, WritableParam and End are the
-// only calls on the engine that are allowed.
+// host's memory on every device. The engine's own parameters stay as they are until
+// End, so a rank that fails in between has changed nothing. Meanwhile Param,
+// WritableParam and End are the only calls on the engine that are allowed.
 //
 //	full, err := engine.Summon(ctx, 0, -1)
 //	if err != nil { ... }

@@ -218,7 +218,10 @@ func (s *StateDict) Local(tensor int64) (begin int64, data View, err error) {
 		var at unsafe.Pointer
 		err := takeError(C.shard_state_dict_local(state, C.int64_t(tensor), &first, &numel, &at))
 		if err == nil && info.alias_of < 0 {
-			begin, data = int64(first), View{s, s.life, at, int64(numel), DType(info.dtype), s.placeOf(info.role)}
+			begin, data = int64(first), View{s, s.life, at, int64(numel), DType(info.dtype), place{}}
+			if numel > 0 {
+				data.place = s.placeOf(info.role)
+			}
 		}
 		return err
 	})

@@ -94,7 +94,9 @@ class Rank {
     if (training_.begun) engine_.begin_step(training_.step);
     for (const UnitId id : engine_.plan().units()) {
       Unit unit = engine_.unit_acquire(id, Pass::backward);
-      for (const UnitParam& param : unit.params()) WriteGrad(param.param, step);
+      for (const UnitParamPtr& param : unit.param_ptrs()) {
+        WriteGrad(param.param, step);
+      }
       unit.mark_grads_ready();
       unit.release();
     }

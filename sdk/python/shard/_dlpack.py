@@ -46,12 +46,12 @@ def _function(name, result, *arguments):
 
 _new = _function("PyCapsule_New", ctypes.py_object, ctypes.c_void_p,
                  ctypes.c_char_p, ctypes.c_void_p)
-# Of capsules that die.
+# These take the address of a capsule, which may be dying.
 _is_valid = _function("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p,
                       ctypes.c_char_p)
 _get = _function("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p,
                  ctypes.c_char_p)
-# Of capsules that are alive.
+# These take a capsule that is alive.
 _pointer_of = _function("PyCapsule_GetPointer", ctypes.c_void_p,
                         ctypes.py_object, ctypes.c_char_p)
 _set_name = _function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object,

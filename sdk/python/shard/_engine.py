@@ -9,7 +9,6 @@ from ._arguments import instance, int32_array
 from ._comm import Comm
 from ._engine_state import EngineState
 from ._engine_tensors import EngineTensors
-from ._errors import Error
 from ._handles import Handle
 from ._library import lib
 from ._plan import Plan
@@ -219,7 +218,7 @@ class Engine(EngineTensors, EngineState):
             before, self._summoned = self._summoned, True
             try:
                 lib.shard_engine_summon(self._c, module, rank, timeout)
-            except Error:
+            except BaseException:
                 self._summoned = before
                 raise
         return FullParams(self, write_back, timeout)

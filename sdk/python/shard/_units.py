@@ -158,8 +158,9 @@ class FullParams:
                     address, nbytes = self._place(
                         lib.shard_engine_writable_param, param)
                     ctypes.memmove(address, address_of(values), nbytes)
-            lib.shard_engine_summon_end(engine._c, write_back, self._timeout)
+            # The copies are freed, whatever the call returns.
             engine._summoned = False
+            lib.shard_engine_summon_end(engine._c, write_back, self._timeout)
 
     def _place(self, function, param):
         engine = self._engine

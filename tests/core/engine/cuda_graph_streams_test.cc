@@ -42,11 +42,12 @@ std::vector<float> Expected(int steps = kSteps) {
 
 class GraphStreamsTest : public FakeCudaTest {};
 
-// Where the host changes its stream, in each step: a copy, before_replay or a
-// launch is then of another stream than the call before it.
+// The place in each step at which the host changes its stream: a copy,
+// before_replay or a launch is then of another stream than the call before it.
 enum class Place { kBeforeCopies, kBeforeReplay, kBeforeLaunch, kAfterLaunch };
 
-// No call waits for the stream before: the next one's work comes after its.
+// No call waits for the old stream: the work on the new one comes after the
+// work on the old one.
 TEST_F(GraphStreamsTest, AGraphIsLaunchedOnTheStreamOfThen) {
   const std::vector<float> expected = Expected();
   for (const Place place : {Place::kBeforeCopies, Place::kBeforeReplay,

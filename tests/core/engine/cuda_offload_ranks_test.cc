@@ -42,8 +42,7 @@ struct Form {
   const char* name;
   int stage = 1;
   bool begins = false;
-  // Of fp32 sums in the order of ranks, halves take as much memory as whole
-  // gradients in bf16.
+  // Halves of gradients in fp32 take as much memory as whole ones in bf16.
   bool f32_grads = false;
   Partition partition = Partition::kEven;
 };

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	deviceWeight = 0 // Of the root module, 8 elements.
-	deviceBias   = 1 // Of module 1, 100 elements.
+	deviceWeight = 0 // The root module's, 8 elements.
+	deviceBias   = 1 // Module 1's, 100 elements.
 )
 
 // deviceEngine makes an engine whose parameters have no values yet.

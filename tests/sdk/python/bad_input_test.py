@@ -269,6 +269,17 @@ class LifetimeTest(SdkTest):
                 full.param(0)[...] = 2
             numpy.testing.assert_array_equal(engine.param(0), 2)
 
+    def test_a_summon_that_is_no_call_summons_nothing(self):
+        model, weights = blocks_model()
+        with shard.Comm("local:") as comm:
+            plan = shard.Plan(model, world_size=1)
+            with shard.Engine(plan, comm) as engine:
+                with self.assertRaises(TypeError):
+                    engine.summon("block0")
+                engine.writable_param(weights[0])[...] = 3
+                numpy.testing.assert_array_equal(
+                    engine.writable_param(weights[0]), 3)
+
     def test_no_view_outlives_full_parameters(self):
         model, weights = blocks_model()
         module = 1  # Has the first weight.

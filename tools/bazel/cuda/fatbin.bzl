@@ -62,9 +62,9 @@ def _shell(ctx, command, inputs, outputs, mnemonic, message):
         use_default_shell_env = True,
     )
 
-def _nvcc(ctx, source, flags, outputs):
+def _nvcc(ctx, source, deps, flags, outputs):
     """Runs nvcc on a source. The first of outputs is its result."""
-    context = [dep[CcInfo].compilation_context for dep in ctx.attr.deps]
+    context = [dep[CcInfo].compilation_context for dep in deps]
     includes = ["-I."]
     for one in context:
         includes += ["-I" + folder for folder in one.quote_includes.to_list()]
@@ -105,17 +105,17 @@ def _nvcc(ctx, source, flags, outputs):
 def _compile(ctx, fatbin, registers, ptx):
     """Compiles to PTX, and that for all architectures, each in an action of its own.
 
-    The optimizer, which takes most of the time, works once. What ptxas makes of its
-    PTX for each architecture is what a newer device makes of it.
+    The optimizer, which takes most of the time, works once. ptxas needs no headers.
     """
-    _nvcc(ctx, ctx.file.src, ["-arch=compute_" + ctx.attr.ptx, "-ptx"], [ptx])
+    flags = ["-arch=compute_" + ctx.attr.ptx, "-ptx"]
+    _nvcc(ctx, ctx.file.src, ctx.attr.deps, flags, [ptx])
     images = ["--image3=kind=ptx,sm=%s,file=%s" % (ctx.attr.ptx, ptx.path)]
     logs = []
     inputs = [ptx]
     for arch in ctx.attr.archs:
         cubin = ctx.actions.declare_file("%s.sm_%s.cubin" % (ctx.attr.symbol, arch))
         log = ctx.actions.declare_file("%s.sm_%s.log" % (ctx.attr.symbol, arch))
-        _nvcc(ctx, ptx, ["-arch=sm_" + arch, "-cubin", "-Xptxas=-v"], [cubin, log])
+        _nvcc(ctx, ptx, [], ["-arch=sm_" + arch, "-cubin", "-Xptxas=-v"], [cubin, log])
         images.append("--image3=kind=elf,sm=%s,file=%s" % (arch, cubin.path))
         logs.append(log)
         inputs.append(cubin)
