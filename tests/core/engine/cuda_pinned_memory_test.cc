@@ -30,6 +30,7 @@
 #include "core/device/host_access.h"
 #include "core/engine/engine.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/base/sanitizers.h"
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/engine/cuda_offload_training.h"
 #include "tests/core/engine/cuda_training.h"
@@ -136,7 +137,15 @@ void OnRankZero(Communicator* comm, const std::function<void()>& body) {
   Meet(comm);
 }
 
-class PinnedMemoryTest : public ::testing::TestWithParam<Form> {};
+class PinnedMemoryTest : public ::testing::TestWithParam<Form> {
+ protected:
+  void SetUp() override {
+    if (kSanitized && !kAddressSanitized && !GetParam().offloads) {
+      GTEST_SKIP() << "under the thread sanitizer the processor's kernels have "
+                      "no fma, and other bits than a GPU's";
+    }
+  }
+};
 
 // All ranks have the error of an engine that is not made; its communicator and
 // the device are those of the next try.
