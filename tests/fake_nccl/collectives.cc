@@ -111,6 +111,23 @@ bool IsRegistered(const Comm& comm, const std::byte* memory, size_t bytes) {
                      });
 }
 
+// Finds the window that NCCL's kernels would use.
+void FindWindow(const Comm& comm, Work* work) {
+  if (work->kind != WorkKind::kReduceScatter &&
+      work->kind != WorkKind::kAllGather) {
+    return;
+  }
+  const std::byte* const memory =
+      work->kind == WorkKind::kAllGather ? work->recv : work->send;
+  for (const auto& [handle, window] : comm.windows) {
+    if (memory < window.memory || memory >= window.memory + window.bytes) {
+      continue;
+    }
+    work->window = window.round;
+    work->window_offset = static_cast<uint64_t>(memory - window.memory);
+  }
+}
+
 Result CallWith(Entry* entry, Work work, cuda::CuStream stream) {
   const std::shared_ptr<Comm>& comm = entry->comm();
   CallRecord* const record = entry->record();
@@ -138,6 +155,7 @@ Result CallWith(Entry* entry, Work work, cuda::CuStream stream) {
   const auto [send_bytes, recv_bytes] = ExtentsOf(work, *comm);
   work.send_is_registered = IsRegistered(*comm, work.send, send_bytes);
   work.recv_is_registered = IsRegistered(*comm, work.recv, recv_bytes);
+  FindWindow(*comm, &work);
   // NCCL drops collectives of nothing, but has sends of nothing.
   if (work.count == 0 && work.is_collective()) return Result::kSuccess;
   Group* const group = TheGroup();

@@ -30,6 +30,14 @@ namespace shard::testing::fake_nccl {
 // polls.
 using Job = std::function<Result()>;
 
+struct WindowRecord {
+  uint64_t round = 0;  // The same on all ranks.
+  const std::byte* memory = nullptr;
+  size_t bytes = 0;
+  // Each rank's memory, or null out of reach.
+  std::vector<std::byte*> peers = {};
+};
+
 struct Comm {
   // "rank 1 of 2 (communicator 3)".
   std::string Describe() const {
@@ -67,8 +75,10 @@ struct Comm {
   uint64_t shrinks = 0;
   // By handle: memory and its bytes.
   std::map<const void*, std::pair<const void*, size_t>> registrations;
-  // By handle of a window: each rank's memory, or null out of reach.
-  std::map<const void*, std::vector<std::byte*>> windows;
+  // By handle.
+  std::map<const void*, WindowRecord> windows;
+  // The place of the handle of a window that is being made.
+  Window** made_window = nullptr;
   // A launch that a fault holds back.
   std::function<Result()> held_launch;
 

@@ -26,7 +26,9 @@
 //
 // With blocking = 0 nothing happens behind the caller's back: a call that
 // answers ncclInProgress goes on in ncclCommGetAsyncError. What it is to launch
-// is not in the stream before that has answered ncclSuccess.
+// is not in the stream before that has answered ncclSuccess. Only the place of
+// a window's handle is still written by an abort, however late, as by the
+// thread of NCCL that makes it.
 //
 // Ranks that call different operations hang until they abort, as with NCCL, and
 // the fake records a Violation. The fake checks more than NCCL does: see
@@ -79,7 +81,10 @@ struct Options {
   // False: ncclCommRegister gives no handle, as with NCCL_LOCAL_REGISTER=0.
   bool registers = true;
   // False: ncclCommWindowRegister gives no window, as with NCCL_WIN_ENABLE=0.
+  // It does so at once, whatever the other ranks do.
   bool makes_windows = true;
+  // A rank that alone gets no window; -1: none.
+  int rank_without_windows = -1;
   // The number of consecutive ranks that reach each other's memory, as those of
   // one host do; 0: all. Ranks of other processes never do.
   int ranks_in_reach = 0;
@@ -198,7 +203,8 @@ enum class ViolationKind {
                      // or a unique id for another communicator.
   kNotDeviceMemory,  // A pointer is not to memory of the communicator's device.
   kMismatch,         // Ranks call different operations, or the buffers of one
-                     // are registered on some ranks alone.
+                     // are registered on some ranks alone, or lie elsewhere in
+                     // a window.
   kWrongContext,  // Another context is current than that of the communicator.
   kRegistered,    // Memory is freed, or a communicator destroyed, before
                   // memory is deregistered.

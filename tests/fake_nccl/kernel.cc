@@ -40,6 +40,8 @@ void Kernel::Add(const Work& work) {
   header.count = work.count;
   header.send_is_registered = work.send_is_registered;
   header.recv_is_registered = work.recv_is_registered;
+  header.window = work.window;
+  header.window_offset = work.window_offset;
   if (work.kind == WorkKind::kBroadcast) header.send_is_registered = false;
   if (work.kind == WorkKind::kRecv) {
     std::swap(header.send_is_registered, header.recv_is_registered);
@@ -285,6 +287,10 @@ std::string Kernel::Describe(const Header& header) const {
   if (header.root >= 0) text += " from rank " + std::to_string(header.root);
   if (header.send_is_registered) text += ", what it reads is registered";
   if (header.recv_is_registered) text += ", what it writes is registered";
+  if (header.window != 0) {
+    text += ", at " + std::to_string(header.window_offset) + " of window " +
+            std::to_string(header.window);
+  }
   return text;
 }
 

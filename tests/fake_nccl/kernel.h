@@ -45,6 +45,8 @@ class Kernel {
     // either; of a broadcast, what is written.
     bool send_is_registered;
     bool recv_is_registered;
+    uint64_t window;  // As Work's.
+    uint64_t window_offset;
 
     bool operator==(const Header&) const = default;
   };

@@ -104,6 +104,7 @@ Result ncclCommAbort(Comm* comm) {
   const Result waited =
       entry.HangWhile([&] { return HasOtherWork(state, *it); });
   if (waited != Result::kSuccess) return waited;
+  if (it->made_window != nullptr) *it->made_window = nullptr;
   End(it.get(), "ncclCommAbort");
   return entry.Return(Result::kSuccess);
 }

@@ -86,9 +86,10 @@ std::vector<std::byte*> InReach(const Comm& comm, int ranks_in_reach,
 Job WindowJob(const std::shared_ptr<Comm>& comm, const Options& options,
               const void* memory, size_t bytes, Window** made) {
   return [=, begun = std::make_shared<bool>(false),
-          makes = options.makes_windows, reach = options.ranks_in_reach]() {
+          reach = options.ranks_in_reach]() {
     State* const state = TheState();
     if (!*begun) {
+      comm->made_window = made;
       if (state->IsDead(*comm)) return Result::kInProgress;
       *begun = true;
       comm->segment->Announce(
@@ -100,9 +101,11 @@ Job WindowJob(const std::shared_ptr<Comm>& comm, const Options& options,
     }
     const std::vector<Part> parts = AwaitRound(comm.get(), RoundKind::kWindow);
     if (parts.empty()) return Result::kInProgress;
-    if (!makes) return Result::kSuccess;
     const void* const handle = Register(state, comm.get(), memory, bytes);
-    comm->windows[handle] = InReach(*comm, reach, parts);
+    comm->windows[handle] = {comm->rounds,
+                             static_cast<const std::byte*>(memory), bytes,
+                             InReach(*comm, reach, parts)};
+    comm->made_window = nullptr;
     *made = static_cast<Window*>(const_cast<void*>(handle));
     return Result::kSuccess;
   };
@@ -196,6 +199,11 @@ Result ncclCommWindowRegister(Comm* comm, void* memory, size_t bytes,
     return entry.Fail(Result::kInvalidArgument,
                       "Window address must be 4096 byte aligned");
   }
+  const Options& options = entry.options();
+  if (!options.makes_windows ||
+      entry.comm()->world_rank == options.rank_without_windows) {
+    return entry.Return(Result::kSuccess);
+  }
   return entry.Begin(
       entry.comm(), entry.options().polls.window,
       WindowJob(entry.comm(), entry.options(), memory, bytes, made));
@@ -219,7 +227,7 @@ Result ncclGetPeerDevicePointer(Window* window, size_t offset, int peer,
   if (found == comm->windows.end()) {
     return entry.Return(Result::kInvalidArgument);
   }
-  std::byte* const memory = found->second[static_cast<size_t>(peer)];
+  std::byte* const memory = found->second.peers[static_cast<size_t>(peer)];
   *made = memory == nullptr ? nullptr : memory + offset;
   return entry.Return(Result::kSuccess);
 }

@@ -177,6 +177,61 @@ TEST_F(MemoryTest, BuffersAreRegisteredOnAllRanksOrOnNone) {
   }
 }
 
+// NCCL's kernels take the offset of one rank for that of all.
+TEST_F(MemoryTest, BuffersAreAtOnePlaceOfAWindow) {
+  constexpr size_t kElsewhere = 64;
+  for (const bool everywhere : {true, false}) {
+    SCOPED_TRACE(everywhere);
+    Begin({});
+    Run(2, [&](Rank* rank) {
+      Comm* const comm = rank->Init(2, id_);
+      void* memory = nullptr;
+      EXPECT_NCCL(ncclMemAlloc(&memory, kBytes));
+      Window* window = nullptr;
+      EXPECT_EQ(ncclCommWindowRegister(comm, memory, kBytes, &window,
+                                       kWinCollSymmetric),
+                Result::kInProgress);
+      EXPECT_NCCL(Rank::Await(comm));
+      auto* const recv = static_cast<char*>(memory) +
+                         (everywhere || rank->rank() == 0 ? 0 : kElsewhere);
+      EXPECT_NCCL(ncclAllGather(recv + rank->rank(), recv, 1, DataType::kInt8,
+                                comm, rank->stream()));
+      if (everywhere) {
+        EXPECT_TRUE(rank->Synchronize());
+        EXPECT_NCCL(ncclCommWindowDeregister(comm, window));
+        Rank::Finish(comm);
+      } else {
+        ASSERT_TRUE(ComesTrue([] { return Violations().size() == 2; }));
+        EXPECT_NCCL(ncclCommAbort(comm));
+        EXPECT_TRUE(rank->Synchronize());
+      }
+      EXPECT_NCCL(ncclMemFree(memory));
+    });
+    if (everywhere) continue;
+    ASSERT_EQ(Violations().size(), 2u);
+    ExpectViolations(ViolationKind::kMismatch, ", at 64 of window ");
+  }
+}
+
+// A rank without windows does not wait for the others.
+TEST_F(MemoryTest, ARankMayHaveNoWindow) {
+  Options options;
+  options.rank_without_windows = 1;
+  Begin(options);
+  Run(2, [&](Rank* rank) {
+    Comm* const comm = rank->Init(2, id_);
+    void* memory = nullptr;
+    EXPECT_NCCL(ncclMemAlloc(&memory, kBytes));
+    Window* window = nullptr;
+    EXPECT_EQ(ncclCommWindowRegister(comm, memory, kBytes, &window,
+                                     kWinCollSymmetric),
+              rank->rank() == 1 ? Result::kSuccess : Result::kInProgress);
+    EXPECT_EQ(window, nullptr);
+    EXPECT_NCCL(ncclCommAbort(comm));
+    EXPECT_NCCL(ncclMemFree(memory));
+  });
+}
+
 TEST_F(MemoryTest, NcclTakesWholePieces) {
   Options options;
   options.memory_piece = 1 << 16;

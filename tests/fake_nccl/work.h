@@ -34,6 +34,10 @@ struct Work {
   // Whether what it reads and writes is registered.
   bool send_is_registered = false;
   bool recv_is_registered = false;
+  // The window, by its round, and the offset there of what all ranks read or
+  // write in each other's memory: a reduction's input, a gather's output.
+  uint64_t window = 0;  // 0: none.
+  uint64_t window_offset = 0;
 
   // Returns the bytes of `count` elements.
   size_t bytes() const { return count * SizeOf(type); }
