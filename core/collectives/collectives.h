@@ -81,6 +81,9 @@ struct CollectivesMemory {
 struct RegisteredMemory {
   uint64_t bytes = 0;
   std::string why_not;  // Why nothing is.
+  // Of these, those of ShareMemory.
+  uint64_t shared_bytes = 0;
+  std::string why_not_shared;  // Why ShareMemory has shared nothing.
 };
 
 // Memory of all ranks, as the kernels of one rank reach it.
@@ -118,6 +121,24 @@ class Collectives {
   // need no such memory.
   virtual std::optional<RegisteredMemory> registered() const {
     return std::nullopt;
+  }
+
+  // Registers allocations of all ranks as one, whose parts a library then moves
+  // between ranks without copies of its own: all made by Allocate, as many on
+  // each rank, of the same sizes and in the same order. COLLECTIVE. A
+  // collective is given the same offsets in them on all ranks, and its blocks
+  // begin at multiples of kSharedAlignment there, or they are not shared. All
+  // ranks share the memory or none does (registered). Returns false where the
+  // collectives have ended since a library has failed: others are to be opened,
+  // with the reason as CollectivesOptions::why_not_shared. Errors: kDesync
+  // where the memory differs; kDeadlineExceeded; those of the family. REQUIRES:
+  // no collectives run meanwhile.
+  static constexpr int64_t kSharedAlignment = 16;
+  virtual StatusOr<bool> ShareMemory(
+      Communicator* /*control*/,
+      std::span<const DeviceMemory* const> /*memory*/,
+      const Deadline& /*deadline*/) {
+    return true;
   }
 
   // Finds where this rank's kernels reach allocations of the other ranks, all
@@ -259,6 +280,8 @@ struct CollectivesOptions {
   // finer (Collectives::order).
   SumOrder order = SumOrder::kRankOrder;
   ReduceMemory reduce;
+  // Why ShareMemory shares nothing; "": it may.
+  std::string why_not_shared;
   // Seconds that a collective may take which has no deadline (SetDeadline).
   double timeout = 60;
   // The bytes of memory through which tensors pass that the host does not

@@ -242,12 +242,12 @@ for line in "a step in one kernel: not run: .* several ranks" \
   grep -q "$line" "$TEST_TMPDIR/checks_out" ||
     fail "$line: $(<"$TEST_TMPDIR/checks_out")"
 done
-(export SHARD_FAKE_NCCL_VERSION=22902 && check --part nccl) ||
+(export SHARD_FAKE_NCCL_VERSION=23102 && check --part nccl) ||
   fail "$(<"$TEST_TMPDIR/out")"
 grep -qE "^nccl +passed +20 of 20 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 fault=ncclGetPeerDevicePointer:1:3
-(export SHARD_FAKE_NCCL_VERSION=22902 SHARD_FAKE_NCCL_FAIL="$fault" &&
+(export SHARD_FAKE_NCCL_VERSION=23102 SHARD_FAKE_NCCL_FAIL="$fault" &&
   check --part nccl) && fail "$fault"
 grep -q "FAILED the address that a window tells: .*${fault%%:*}: " \
   "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"

@@ -73,8 +73,8 @@ class OneRank {
   StatusOr<RankComms::Allocated> Allocate(size_t bytes) {
     return comms_->Allocate("registered memory", bytes, InTime());
   }
-  StatusOr<std::vector<nccl::NcclWindow>> OpenWindow(std::byte* memory) {
-    return comms_->OpenWindows({&memory, 1}, InTime());
+  StatusOr<nccl::NcclWindow> OpenWindow(std::byte* memory) {
+    return comms_->OpenWindow(0, memory, InTime());
   }
   std::string WhyNotRegistered() {
     return Take(nccl::Registration::Agree(control_.get(), comms_, Soon()))
@@ -335,19 +335,18 @@ void CheckWindows(int ordinal, Gpu* gpu, size_t bytes, Report* report) {
                "one GPU");
   OneRank rank(ordinal);
   const NcclLibrary& library = rank.comms().library();
-  if (!library.api.HasPeers()) {
+  if (!library.api.HasWindows()) {
     report->Text("windows",
                  StrCat("not run: NCCL ", nccl::VersionText(library.version),
-                        " does not tell where memory is; ",
-                        nccl::VersionText(nccl::kTellsPeersFrom), " does"));
+                        " makes none that are used; ",
+                        nccl::VersionText(nccl::kMakesWindowsFrom), " does"));
     return;
   }
   Try(
       "the address that a window tells",
       [&] {
         const auto memory = Take(rank.Allocate(bytes));
-        const nccl::NcclWindow window =
-            Take(rank.OpenWindow(memory.data)).front();
+        const nccl::NcclWindow window = Take(rank.OpenWindow(memory.data));
         if (window == nullptr) throw std::runtime_error("there is no window");
         void* address = nullptr;
         Require(library.ToStatus(

@@ -65,7 +65,7 @@ StatusOr<NcclLibrary> Examine(cuda::Library library) {
   opened.api.Name = opened.library.Find<NcclResult parameters>(#symbol);
     SHARD_NCCL_REGISTRATION(SHARD_NCCL_FIND_LATER)
   }
-  if (opened.version >= kTellsPeersFrom) {
+  if (opened.version >= kMakesWindowsFrom) {
     SHARD_NCCL_WINDOWS(SHARD_NCCL_FIND_LATER)
     SHARD_NCCL_PEERS(SHARD_NCCL_FIND_LATER)
   }

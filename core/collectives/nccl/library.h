@@ -24,8 +24,10 @@ inline constexpr int kOldestVersion = 21800;
 // The first version that registers memory.
 inline constexpr int kRegistersFrom = 21900;
 
-// The first version that tells where the memory of other ranks is.
-inline constexpr int kTellsPeersFrom = 22902;
+// The first version whose windows are used. NCCL's kernels for memory in
+// windows do not wait for the work before them from 2.28 on, until 2.30.7. With
+// two ranks the copies that take their place may hang before 2.31.2.
+inline constexpr int kMakesWindowsFrom = 23102;
 
 // Returns "2.28.9".
 std::string VersionText(int version);

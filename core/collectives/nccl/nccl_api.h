@@ -100,9 +100,9 @@ struct NcclConfig {
 
 // Windows, of 2.27 and later, and the addresses of the ranks' memory in them,
 // of 2.29.2 and later. All ranks of a communicator register a window together,
-// and each deregisters it alone; there is no window where NCCL has none for
-// such memory. An address is null where this rank's kernels do not reach the
-// peer.
+// and each deregisters it alone. NCCL writes the handle while the call is in
+// progress; it is null where NCCL has no windows, which a rank may be told at
+// once. An address is null where this rank's kernels do not reach the peer.
 #define SHARD_NCCL_WINDOWS(X)                                       \
   X(CommWindowRegister, ncclCommWindowRegister,                     \
     (NcclComm comm, void* memory, size_t bytes, NcclWindow* window, \
@@ -129,7 +129,7 @@ struct NcclApi {
     return MemAlloc != nullptr && MemFree != nullptr &&
            CommRegister != nullptr && CommDeregister != nullptr;
   }
-  bool HasPeers() const {
+  bool HasWindows() const {
     return CommWindowRegister != nullptr && CommWindowDeregister != nullptr &&
            GetPeerDevicePointer != nullptr;
   }

@@ -9,6 +9,7 @@
 #include "core/base/rounding.h"
 #include "core/base/strings.h"
 #include "core/collectives/nccl/peer_memory.h"
+#include "core/collectives/nccl/windows.h"
 
 namespace shard::nccl {
 
@@ -88,13 +89,36 @@ StatusOr<DeviceMemory> NcclCollectives::Allocate(Device* device, size_t bytes,
 
 std::optional<RegisteredMemory> NcclCollectives::registered() const {
   return RegisteredMemory{parts_.comms->registered_bytes(),
-                          parts_.registration->why_not()};
+                          parts_.registration->why_not(),
+                          parts_.comms->window_bytes(), why_not_shared_};
+}
+
+StatusOr<bool> NcclCollectives::ShareMemory(
+    Communicator* control, std::span<const DeviceMemory* const> memory,
+    const Deadline& deadline) {
+  if (!why_not_shared_.empty()) return true;
+  const auto opened = OpenWindows(control, parts_.comms.get(),
+                                  *parts_.registration, memory, deadline);
+  if (!opened.ok()) {
+    parts_.watchdog->Report(opened.status());
+    return opened.status();
+  }
+  why_not_shared_ = opened->why_not.message();
+  const NcclLibrary& library = parts_.comms->library();
+  if (parts_.rank == 0 && library.api.HasWindows()) {
+    parts_.observer->Log(
+        EventId::kTransport, "parameters and gradients are in ",
+        why_not_shared_.empty() ? "windows of NCCL" : "no windows of NCCL: ",
+        why_not_shared_);
+  }
+  return !opened->has_aborted;
 }
 
 StatusOr<PeerMemory> NcclCollectives::FindPeerMemory(
     Communicator* control, std::span<const DeviceMemory* const> memory,
     const Deadline& deadline) {
-  return nccl::FindPeerMemory(control, *parts_.notices, parts_.comms.get(),
+  if (!why_not_shared_.empty()) return PeerMemory{{}, why_not_shared_};
+  return nccl::FindPeerMemory(control, parts_.comms.get(),
                               parts_.watchdog.get(), *parts_.registration,
                               memory, deadline);
 }

@@ -49,13 +49,15 @@ class NcclCollectives final : public Collectives {
     // Memory of the registration, as in ReduceMemory.
     DeviceMemory blocks;
     DeviceMemory zeros;
+    std::string why_not_shared;
     Observer* observer;  // Outlives the collectives.
     SumOrder order;
     double timeout;
     int rank;
   };
 
-  explicit NcclCollectives(Parts parts) : parts_(std::move(parts)) {}
+  explicit NcclCollectives(Parts parts)
+      : parts_(std::move(parts)), why_not_shared_(parts_.why_not_shared) {}
   // Memory may outlive the observer.
   ~NcclCollectives() override { parts_.comms->SetObserver(nullptr); }
 
@@ -69,6 +71,9 @@ class NcclCollectives final : public Collectives {
   StatusOr<DeviceMemory> Allocate(Device* device, size_t bytes,
                                   std::string_view what) override;
   std::optional<RegisteredMemory> registered() const override;
+  StatusOr<bool> ShareMemory(Communicator* control,
+                             std::span<const DeviceMemory* const> memory,
+                             const Deadline& deadline) override;
   StatusOr<PeerMemory> FindPeerMemory(
       Communicator* control, std::span<const DeviceMemory* const> memory,
       const Deadline& deadline) override;
@@ -151,6 +156,7 @@ class NcclCollectives final : public Collectives {
                   Stream* stream);
 
   const Parts parts_;
+  std::string why_not_shared_;
   std::optional<Deadline> deadline_;
   bool in_group_ = false;
   bool captures_ = false;

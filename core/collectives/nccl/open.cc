@@ -122,6 +122,7 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
   parts.notices = notices;
   parts.sets.assign(sets.begin(), sets.end());
   parts.observer = control->observer();
+  parts.why_not_shared = options.why_not_shared;
   parts.order = options.order;
   parts.timeout = options.timeout;
   parts.rank = control->rank();

@@ -2,15 +2,12 @@
 
 #include "core/collectives/nccl/peer_memory.h"
 
-#include <cstdint>
-#include <limits>
-#include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
 #include "core/collectives/nccl/library.h"
+#include "core/collectives/nccl/windows.h"
 
 namespace shard::nccl {
 
@@ -18,29 +15,12 @@ namespace {
 
 constexpr std::string_view kWhat = "find the memory of other ranks";
 
-// Returns why this rank cannot register windows; OK where it can.
-Status FindReason(const NcclLibrary& library,
-                  const Registration& registration) {
-  if (!library.api.HasPeers()) {
-    return NotFound("NCCL ", VersionText(library.version),
-                    " does not tell where the memory of other ranks is; use ",
-                    VersionText(kTellsPeersFrom), " or later");
-  }
-  if (registration.why_not().empty()) return Status();
-  return NotFound("memory is not registered with NCCL: ",
-                  registration.why_not());
-}
-
-// Finds the address of each rank's memory in a window. kNotFound where this
-// rank does not reach it.
-Status FindAddresses(RankComms* comms, NcclWindow window, std::byte* own,
+// Finds the address of each rank's memory in the window that `own` is in.
+// kNotFound where this rank does not reach it.
+Status FindAddresses(RankComms* comms, std::byte* own,
                      const RankComms::Check& check,
                      std::vector<std::byte*>* addresses) {
-  if (window == nullptr) {
-    return NotFound(
-        "NCCL makes no windows of this memory; unset NCCL_WIN_ENABLE and "
-        "NCCL_CUMEM_ENABLE");
-  }
+  const NcclWindow window = comms->FindWindow(own);
   for (int rank = 0; rank < comms->world_size(); ++rank) {
     // NCCL may tell another address of the same memory.
     if (rank == comms->rank()) {
@@ -67,86 +47,42 @@ Status FindAddresses(RankComms* comms, NcclWindow window, std::byte* own,
   return Status();
 }
 
-// Returns kDesync on all ranks where the memory of two of them differs.
-Status CompareSizes(Communicator* control,
-                    std::span<const DeviceMemory* const> memory,
-                    const Deadline& deadline) {
-  const auto ranks = static_cast<size_t>(control->world_size());
-  const uint64_t count = memory.size();
-  std::vector<uint64_t> counts(ranks);
-  SHARD_RETURN_IF_ERROR(control->AllGather(kWhat, &count, sizeof(count),
-                                           counts.data(), deadline));
-  for (size_t r = 1; r < ranks; ++r) {
-    if (counts[r] == counts[0]) continue;
-    return Desync(static_cast<int>(r), kWhat, ": rank 0 has ", counts[0],
-                  " allocations, rank ", r, " has ", counts[r]);
-  }
-  std::vector<uint64_t> sizes;
-  for (const DeviceMemory* const it : memory) sizes.push_back(it->size());
-  std::vector<uint64_t> all(ranks * count);
-  SHARD_RETURN_IF_ERROR(control->AllGather(
-      kWhat, sizes.data(), count * sizeof(sizes[0]), all.data(), deadline));
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (all[i] == all[i % count]) continue;
-    return Desync(static_cast<int>(i / count), kWhat, ": allocation ",
-                  i % count, " of rank 0 has ", all[i % count],
-                  " bytes, that of rank ", i / count, " has ", all[i]);
-  }
-  return Status();
-}
-
 }  // namespace
 
-StatusOr<PeerMemory> FindPeerMemory(Communicator* control,
-                                    const Notices& notices, RankComms* comms,
+StatusOr<PeerMemory> FindPeerMemory(Communicator* control, RankComms* comms,
                                     Watchdog* watchdog,
                                     const Registration& registration,
                                     std::span<const DeviceMemory* const> memory,
                                     const Deadline& deadline) {
   PeerMemory peers;
-  // Agrees on what this rank can. Returns whether all can.
-  const auto agree = [&](const Status& mine) -> StatusOr<bool> {
-    const Status agreed = AgreeOnStatus(control, kWhat, mine, deadline);
-    if (agreed.code() == StatusCode::kNotFound) {
-      peers.addresses.clear();
-      peers.why_not = agreed.message();
-      return false;
-    }
-    SHARD_RETURN_IF_ERROR(agreed);
-    return true;
-  };
-  SHARD_ASSIGN_OR_RETURN(const bool registers,
-                         agree(FindReason(comms->library(), registration)));
-  if (!registers) return peers;
-  SHARD_RETURN_IF_ERROR(CompareSizes(control, memory, deadline));
-  std::vector<std::byte*> own;
-  for (const DeviceMemory* const it : memory) own.push_back(it->data());
-  const auto check = [&]() -> Status {
-    // No notice has this number: only a rank that is gone ends the wait for it.
-    constexpr uint64_t kLast = std::numeric_limits<uint64_t>::max();
-    constexpr double kLong = 3600;
-    SHARD_RETURN_IF_ERROR(notices.Check(kLast, kWhat, Deadline::After(kLong)));
-    if (!deadline.Expired()) return Status();
-    return DeadlineExceeded("NCCL has not made its windows within ",
-                            deadline.seconds(),
-                            " s; give a longer timeout, or run with "
-                            "NCCL_DEBUG=INFO");
-  };
-  const auto opened = comms->OpenWindows(own, check);
-  if (!opened.ok()) {
-    // The first error is that of all ranks.
-    watchdog->Report(opened.status());
-    const Status first = notices.failure();
-    return first.ok() ? opened.status() : first;
+  auto opened = OpenWindows(control, comms, registration, memory, deadline);
+  if (opened.ok() && !opened->has_aborted) {
+    peers.why_not = opened->why_not.message();
+    if (!peers.why_not.empty()) return peers;
+  } else {
+    const Status failed = opened.ok() ? opened->why_not : opened.status();
+    watchdog->Report(failed);
+    return failed;
   }
+  const auto check = [&]() -> Status {
+    if (!deadline.Expired()) return Status();
+    return DeadlineExceeded("NCCL has not told where memory is within ",
+                            deadline.seconds(), " s");
+  };
   const auto find = [&]() -> Status {
-    for (size_t i = 0; i < own.size(); ++i) {
-      SHARD_RETURN_IF_ERROR(FindAddresses(comms, (*opened)[i], own[i], check,
+    for (const DeviceMemory* const it : memory) {
+      SHARD_RETURN_IF_ERROR(FindAddresses(comms, it->data(), check,
                                           &peers.addresses.emplace_back()));
     }
     return Status();
   };
-  SHARD_RETURN_IF_ERROR(agree(find()).status());
+  const Status found = AgreeOnStatus(control, kWhat, find(), deadline);
+  if (found.code() == StatusCode::kNotFound) {
+    peers.addresses.clear();
+    peers.why_not = found.message();
+    return peers;
+  }
+  SHARD_RETURN_IF_ERROR(found);
   return peers;
 }
 

@@ -78,7 +78,9 @@ RankComms::RankComms(std::shared_ptr<cuda::Context> context,
       rank_(rank),
       world_size_(world_size),
       owner_(::getpid()),
-      memory_(this) {}
+      memory_(this) {
+  state_->slots = memory_.slots();
+}
 
 StatusOr<std::unique_ptr<RankComms>> RankComms::Open(
     Communicator* control, std::shared_ptr<Notices> notices,
@@ -298,12 +300,19 @@ StatusOr<RankComms::Allocated> RankComms::Allocate(std::string_view what,
   return made;
 }
 
-StatusOr<std::vector<NcclWindow>> RankComms::OpenWindows(
-    std::span<std::byte* const> memory, const Check& check) {
-  std::vector<NcclWindow> windows;
-  SHARD_RETURN_IF_ERROR(state_->context->Run(
-      [&] { return memory_.OpenWindows(memory, check, &windows); }));
-  return windows;
+StatusOr<NcclWindow> RankComms::OpenWindow(size_t comm, std::byte* memory,
+                                           const Check& check) {
+  StatusOr<NcclWindow> made = Cancelled("not made");
+  SHARD_RETURN_IF_ERROR(state_->context->Run([&] {
+    made = memory_.OpenWindow(comm, memory, check);
+    return Status();
+  }));
+  return made;
+}
+
+Status RankComms::CloseWindows(std::byte* memory, const Check& check) {
+  return state_->context->Run(
+      [&] { return memory_.CloseWindows(memory, check); });
 }
 
 void RankComms::Free(std::byte* memory) noexcept {

@@ -102,12 +102,19 @@ class RankComms {
   // NcclApi::HasRegistration().
   StatusOr<Allocated> Allocate(std::string_view what, size_t bytes,
                                const Check& check);
-  // Registers memory of Allocate as windows of all ranks, which last until it
-  // is freed. COLLECTIVE. Returns the windows; null: NCCL has none for such
-  // memory. After an error NCCL may wait for the other ranks. REQUIRES:
-  // NcclApi::HasPeers(); the same sizes on all ranks.
-  StatusOr<std::vector<NcclWindow>> OpenWindows(
-      std::span<std::byte* const> memory, const Check& check);
+  // Registers memory of Allocate as a window with the communicator of a number,
+  // until it is freed or its windows are closed. COLLECTIVE for the ranks of
+  // the communicator. Returns the window; null: NCCL has none. After an error
+  // the other ranks may wait in NCCL, and the communicator is of no use any
+  // more. REQUIRES: NcclApi::HasWindows(); the same size on all ranks.
+  StatusOr<NcclWindow> OpenWindow(size_t comm, std::byte* memory,
+                                  const Check& check);
+  // Ends all windows of an allocation.
+  Status CloseWindows(std::byte* memory, const Check& check);
+  // Returns the window of all ranks, or null.
+  NcclWindow FindWindow(std::byte* memory) const {
+    return memory_.FindWindow(memory);
+  }
   // Deregisters memory that no work uses any more, and frees it. Where the
   // communicators were aborted, or do not deregister it, it is freed with them.
   // In a child of fork it does nothing.
@@ -117,6 +124,8 @@ class RankComms {
   void SetObserver(Observer* observer);
   // Returns the bytes of Allocate that are not freed yet.
   size_t registered_bytes() const { return memory_.bytes(); }
+  // Returns those of them that are in windows.
+  size_t window_bytes() const { return memory_.window_bytes(); }
 
   // Makes a call that is never in progress on the communicator of a number,
   // once that is at no other call. While it has not returned, an error of a
@@ -125,6 +134,7 @@ class RankComms {
                 const std::function<NcclResult(NcclComm comm)>& make,
                 const Check& check);
   size_t num_comms() const { return state_->comms.size(); }
+  const RankSet& set(size_t comm) const { return state_->comms[comm]->set; }
   // Returns whether only what ends communicators is called any more.
   bool has_ended() const { return state_->ended; }
 
@@ -165,6 +175,8 @@ class RankComms {
     // Only what ends communicators is called from here on. Set before a handle
     // is taken away, so that whoever holds a lock and does not see it has one.
     std::atomic<bool> ended = false;
+    // What NCCL may write until the communicators have ended.
+    std::shared_ptr<void> slots;
   };
 
   RankComms(std::shared_ptr<cuda::Context> context, NcclLibrary library,

@@ -3,12 +3,12 @@
 #include "core/collectives/nccl/rank_memory.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "core/base/deadline.h"
 #include "core/base/strings.h"
 #include "core/collectives/nccl/rank_comms.h"
-#include "core/comm/rank_set.h"
 
 namespace shard::nccl {
 
@@ -19,12 +19,9 @@ constexpr double kFreeSeconds = 2;
 
 // Returns whether a call has failed for want of memory, of the device or of the
 // host. NCCL has no result for that, but tells it in its last error, which each
-// failure of these results sets.
-bool IsOutOfMemory(NcclResult result, const Status& failed) {
-  if (result != NcclResult::kUnhandledCudaError &&
-      result != NcclResult::kSystemError) {
-    return false;
-  }
+// failure of CUDA or of the system sets.
+bool IsOutOfMemory(const Status& failed) {
+  if (failed.code() != StatusCode::kUnavailable) return false;
   // The texts are CUDA's, that of ENOMEM, as for locked memory, and NCCL's own.
   for (const std::string_view text :
        {"out of memory", "Cannot allocate memory", "Failed to malloc",
@@ -44,7 +41,8 @@ StatusOr<RankMemory::Allocated> RankMemory::Allocate(std::string_view what,
   }
   // Its place is there before the memory, which would be lost without one.
   std::map<std::byte*, Registered> place;
-  place[nullptr] = {bytes, std::vector<void*>(comms_->num_comms())};
+  place[nullptr] = {bytes, std::vector<void*>(comms_->num_comms()),
+                    std::vector<NcclWindow>(comms_->num_comms())};
   void* memory = nullptr;
   const NcclResult result = comms_->library().api.MemAlloc(&memory, bytes);
   if (result != NcclResult::kSuccess) {
@@ -57,7 +55,7 @@ StatusOr<RankMemory::Allocated> RankMemory::Allocate(std::string_view what,
   Registered* registered = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    registered = &memory_.insert(std::move(node)).position->second;
+    registered = &memory_->insert(std::move(node)).position->second;
   }
   bytes_ += bytes;
   const auto finish = [&]() -> Status {
@@ -85,7 +83,7 @@ Status RankMemory::AllocationError(NcclResult result, std::string_view what,
   size_t free = 0;
   size_t total = 0;
   SHARD_CUDA_CALL(context.driver(), MemGetInfo, &free, &total);
-  if (free >= bytes && !IsOutOfMemory(result, failed)) {
+  if (free >= bytes && !IsOutOfMemory(failed)) {
     return failed.WithContext(what);
   }
   // Memory comes in pieces, so that some can be free all the same.
@@ -98,14 +96,13 @@ Status RankMemory::Register(std::byte* memory, Registered* registered,
                             const Check& check) {
   const size_t bytes = registered->bytes;
   for (size_t i = 0; i < registered->handles.size(); ++i) {
-    NcclResult result = NcclResult::kSuccess;
     const auto make = [&](NcclComm comm) {
-      return result = comms_->library().api.CommRegister(
-                 comm, memory, bytes, &registered->handles[i]);
+      return comms_->library().api.CommRegister(comm, memory, bytes,
+                                                &registered->handles[i]);
     };
     const Status status = comms_->CallOn(i, "ncclCommRegister", make, check);
     if (status.ok()) continue;
-    if (!IsOutOfMemory(result, status)) return status;
+    if (!IsOutOfMemory(status)) return status;
     return ResourceExhausted(
         "NCCL has no memory to register ", FormatBytes(bytes), " (", bytes,
         " bytes) of ", comms_->context().name(), ": ", status.message(),
@@ -115,40 +112,72 @@ Status RankMemory::Register(std::byte* memory, Registered* registered,
   return Status();
 }
 
-Status RankMemory::OpenWindows(std::span<std::byte* const> memory,
-                               const Check& check,
-                               std::vector<NcclWindow>* windows) {
+RankMemory::Registered* RankMemory::Find(std::byte* memory) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = memory_->find(memory);
+  return found == memory_->end() ? nullptr : &found->second;
+}
+
+StatusOr<NcclWindow> RankMemory::OpenWindow(size_t comm, std::byte* memory,
+                                            const Check& check) {
   constexpr std::string_view kCall = "ncclCommWindowRegister";
-  std::vector<std::pair<std::byte*, Registered*>> all;
+  Registered* const registered = Find(memory);
+  if (registered == nullptr) {
+    return InvalidArgument(kCall, " of memory that is not registered");
+  }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (std::byte* const it : memory) {
-      const auto found = memory_.find(it);
-      if (found == memory_.end()) {
-        return InvalidArgument(kCall, " of memory that is not registered");
-      }
-      found->second.is_window = true;
-      all.emplace_back(it, &found->second);
-    }
+    registered->has_windows = true;
   }
-  for (const auto& [data, registered] : all) {
-    const auto make = [&, data = data, registered = registered](
-                          const NcclApi& api, NcclComm comm) {
-      return api.CommWindowRegister(comm, data, registered->bytes,
-                                    &registered->window, kNcclSymmetric);
+  NcclWindow* const window = &registered->windows[comm];
+  const auto make = [&](const NcclApi& api, NcclComm made_with) {
+    return api.CommWindowRegister(made_with, memory, registered->bytes, window,
+                                  kNcclSymmetric);
+  };
+  const Status status = comms_->Enqueue(kCall, comms_->set(comm), make, check);
+  if (status.ok()) return *window;
+  if (!IsOutOfMemory(status)) return status;
+  return Status(StatusCode::kResourceExhausted,
+                StrCat(status.message(), "; leave NCCL more of the memory of ",
+                       comms_->context().name(),
+                       ", or make no windows (NCCL_WIN_ENABLE=0 on all ranks)"),
+                status.rank());
+}
+
+Status RankMemory::CloseWindows(std::byte* memory, const Check& check) {
+  Registered* const registered = Find(memory);
+  return registered == nullptr ? Status() : CloseWindows(registered, check);
+}
+
+Status RankMemory::CloseWindows(Registered* registered, const Check& check) {
+  if (!registered->has_windows) return Status();
+  for (size_t i = 0; i < registered->windows.size(); ++i) {
+    NcclWindow& window = registered->windows[i];
+    // CallOn waits for a call that makes the window, and tells it late.
+    const auto close = [&](NcclComm comm) {
+      return window == nullptr
+                 ? NcclResult::kSuccess
+                 : comms_->library().api.CommWindowDeregister(comm, window);
     };
-    SHARD_RETURN_IF_ERROR(comms_->Enqueue(
-        kCall, RankSet::All(comms_->world_size()), make, check));
-    windows->push_back(registered->window);
+    SHARD_RETURN_IF_ERROR(
+        comms_->CallOn(i, "ncclCommWindowDeregister", close, check));
+    window = nullptr;
   }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  registered->has_windows = false;
   return Status();
+}
+
+NcclWindow RankMemory::FindWindow(std::byte* memory) const {
+  const Registered* const registered = Find(memory);
+  return registered == nullptr ? nullptr : registered->windows.front();
 }
 
 Status RankMemory::Free(std::byte* memory) {
   Registered* registered = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    registered = &memory_.at(memory);
+    registered = &memory_->at(memory);
   }
   const auto check = [deadline = Deadline::After(kFreeSeconds)] {
     return deadline.Expired()
@@ -160,7 +189,7 @@ Status RankMemory::Free(std::byte* memory) {
   bytes_ -= registered->bytes;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    memory_.erase(memory);
+    memory_->erase(memory);
   }
   comms_->library().api.MemFree(memory);
   return Status();
@@ -170,18 +199,7 @@ Status RankMemory::Deregister(Registered* registered, const Check& check) {
   if (comms_->has_ended()) {
     return Cancelled("NCCL's communicators were aborted");
   }
-  if (registered->is_window) {
-    // CallOn waits for a call that makes the window, and tells it late.
-    const auto close = [&](NcclComm comm) {
-      return registered->window == nullptr
-                 ? NcclResult::kSuccess
-                 : comms_->library().api.CommWindowDeregister(
-                       comm, registered->window);
-    };
-    SHARD_RETURN_IF_ERROR(
-        comms_->CallOn(0, "ncclCommWindowDeregister", close, check));
-    registered->is_window = false;
-  }
+  SHARD_RETURN_IF_ERROR(CloseWindows(registered, check));
   for (size_t i = 0; i < registered->handles.size(); ++i) {
     void*& handle = registered->handles[i];
     if (handle == nullptr) continue;
@@ -195,15 +213,24 @@ Status RankMemory::Deregister(Registered* registered, const Check& check) {
 }
 
 void RankMemory::FreeRest() {
-  for (const auto& [memory, registered] : memory_) {
+  for (const auto& [memory, registered] : *memory_) {
     comms_->library().api.MemFree(memory);
   }
-  memory_.clear();
+  memory_->clear();
+}
+
+size_t RankMemory::window_bytes() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  size_t bytes = 0;
+  for (const auto& [memory, registered] : *memory_) {
+    if (registered.has_windows) bytes += registered.bytes;
+  }
+  return bytes;
 }
 
 bool RankMemory::IsEmpty() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return memory_.empty();
+  return memory_->empty();
 }
 
 }  // namespace shard::nccl

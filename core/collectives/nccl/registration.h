@@ -10,11 +10,7 @@
 // less than that more than it asks for. An NCCL that would take larger pieces
 // registers nothing, for plans predict the memory of a GPU.
 //
-// Collectives need no symmetric windows (ncclCommWindowRegister, 2.27): all
-// ranks would have to register each of them together, where Allocate is local.
-// Memory whose address other ranks are to know becomes a window later
-// (peer_memory.h). NCCL looks the buffers of its own collectives up among the
-// windows, and may then choose another algorithm for them.
+// Allocate is local. Memory becomes a window of all ranks later (windows.h).
 //
 // Thread-safe.
 

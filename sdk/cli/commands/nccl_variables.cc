@@ -78,6 +78,8 @@ constexpr Known kKnown[] = {
     {"NCCL_COLLNET_*", kSpeed, nullptr},
     {"NCCL_LOCAL_REGISTER", "slower where 0: memory is not registered",
      nullptr},
+    {"NCCL_WIN_*", kSpeed, nullptr},
+    {"NCCL_SYM_*", kSpeed, nullptr},
     {"NCCL_CUMEM_*", "chooses how NCCL allocates its memory", nullptr},
     {"NCCL_TOPO_FILE", kSpeed, nullptr},
     {"NCCL_GRAPH_FILE", kSpeed, nullptr},

@@ -267,7 +267,7 @@ TEST(OneKernelFallbackTest, TheReasonIsLoggedOnce) {
       },
       options, "direct=0");
   ASSERT_EQ(lines.texts.size(), 1u);
-  EXPECT_NE(lines.texts[0].find("use 2.29.2 or later"), std::string::npos)
+  EXPECT_NE(lines.texts[0].find("use 2.31.2 or later"), std::string::npos)
       << lines.texts[0];
 }
 
@@ -287,7 +287,7 @@ TEST(OneKernelFallbackTest, RanksChooseTheSame) {
 
 TEST(OneKernelFallbackTest, AnOlderLibraryIsNamed) {
   const Result parts = Train("cuda", {}, {});
-  EXPECT_NE(parts.json.find("use 2.29.2 or later"), std::string::npos)
+  EXPECT_NE(parts.json.find("use 2.31.2 or later"), std::string::npos)
       << parts.json;
 }
 

@@ -37,7 +37,7 @@ using nccl_training::MakeEngineOn;
 using testing::FakeNccl;
 
 inline constexpr int kSteps = 3;
-inline constexpr int kTellsPeers = 22902;
+inline constexpr int kMakesWindows = 23102;
 
 inline testing::fake_cuda::Options Gpus(int count) {
   testing::fake_cuda::Options options;
@@ -47,7 +47,7 @@ inline testing::fake_cuda::Options Gpus(int count) {
 
 inline testing::fake_nccl::Options WithPeers() {
   testing::fake_nccl::Options options;
-  options.version = kTellsPeers;
+  options.version = kMakesWindows;
   return options;
 }
 

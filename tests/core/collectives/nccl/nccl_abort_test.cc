@@ -26,6 +26,10 @@
 #include "tests/core/collectives/blocking_collectives.h"
 #include "tests/core/collectives/nccl/nccl_rank.h"
 
+#if SHARD_TESTS_ADDRESS_SANITIZER
+#include <sanitizer/lsan_interface.h>
+#endif
+
 namespace shard::testing::nccl_abort_test {
 namespace {
 
@@ -282,6 +286,45 @@ TEST_F(NcclAbortTest, MemoryIsFreedAfterIt) {
     fake_nccl::ReleaseCalls();
     aborting.join();
   });
+}
+
+// NCCL may write it until the abort ends, which the communicators and their
+// memory may not wait for.
+TEST_F(NcclAbortTest, TheHandleOfAWindowOutlivesOneThatHangs) {
+  ResetWithNccl(OneGpuEach(2), {.version = 23102});
+#if SHARD_TESTS_ADDRESS_SANITIZER
+  // The queue is left, which is a leak.
+  __lsan_disable();
+#endif
+  RunGroup(Backend::kThreads, 2, [&](Communicator* control) {
+    auto rank = std::make_unique<Comms>(control);
+    if (control->rank() == 0) {
+      const auto memory =
+          rank->comms->Allocate("a test", 64, [] { return Status(); });
+      ASSERT_OK(memory);
+      // The other rank does not come.
+      const auto late = []() -> Status { return DeadlineExceeded("late"); };
+      ExpectError(rank->comms->OpenWindow(0, memory->data, late),
+                  StatusCode::kDeadlineExceeded, {"late"});
+      fake_nccl::HangCalls("ncclCommAbort", {.rank = 0});
+      EXPECT_FALSE(rank->comms->Abort(kSeconds));
+      rank.reset();
+      EXPECT_EQ(fake_nccl::NumHanging(), 1u);
+      fake_nccl::ReleaseCalls();
+      EXPECT_TRUE(ComesTrue([] { return fake_nccl::CountAlive().comms == 1; }));
+    }
+    ASSERT_OK(control->Barrier("done", Soon()));
+    if (rank != nullptr) {
+      EXPECT_TRUE(rank->comms->Abort());
+    }
+  });
+#if SHARD_TESTS_ADDRESS_SANITIZER
+  __lsan_enable();
+#endif
+  // The driver is not asked to free memory of a context that was abandoned.
+  EXPECT_EQ(fake_nccl::CountAlive().allocations, 1u);
+  EXPECT_EQ(fake_nccl::ViolationText(), "");
+  fake_nccl::Reset();
 }
 
 // An abort waits for the kernels of the device, those of other communicators

@@ -28,7 +28,7 @@ using fake_nccl::Count;
 using fake_nccl::Result;
 
 constexpr int kRanks = 3;
-constexpr int kTellsPeers = 22902;
+constexpr int kMakesWindows = 23102;
 
 // One rank's memory of two sizes.
 struct Memories {
@@ -47,7 +47,7 @@ struct Memories {
 };
 
 TEST(NcclPeerMemoryTest, IsWhereTheOtherRanksHaveIt) {
-  const FakeNccl fake(OneGpuEach(kRanks), {.version = kTellsPeers});
+  const FakeNccl fake(OneGpuEach(kRanks), {.version = kMakesWindows});
   // The ranks are threads of one process, and see one another's addresses.
   std::vector<std::vector<std::byte*>> expected(
       2, std::vector<std::byte*>(kRanks));
@@ -108,27 +108,28 @@ TEST_P(NcclPeerReasonTest, IsThatOfAllRanks) {
 INSTANTIATE_TEST_SUITE_P(
     Reasons, NcclPeerReasonTest,
     ::testing::Values(
-        Reason{"version",
-               {},
-               nullptr,
-               {"rank 0: NCCL 2.28.9 does not tell where the memory of other "
-                "ranks is; use 2.29.2 or later"}},
+        Reason{
+            "version",
+            {},
+            nullptr,
+            {"rank 0: NCCL 2.28.9 makes no windows that collectives can use; "
+             "use 2.31.2 or later"}},
         Reason{"not_registered",
-               {.version = kTellsPeers, .registers = false},
+               {.version = kMakesWindows, .registers = false},
                nullptr,
                {"rank 0: memory is not registered with NCCL: ",
                 "registers nothing; unset NCCL_LOCAL_REGISTER"}},
         Reason{"no_windows",
-               {.version = kTellsPeers, .makes_windows = false},
+               {.version = kMakesWindows, .makes_windows = false},
                nullptr,
                {"rank 0: NCCL makes no windows of this memory",
                 "NCCL_WIN_ENABLE"}},
         Reason{"out_of_reach",
-               {.version = kTellsPeers, .ranks_in_reach = 2},
+               {.version = kMakesWindows, .ranks_in_reach = 2},
                nullptr,
                {"rank 0: its GPU does not reach the memory of rank 2"}},
         Reason{"address",
-               {.version = kTellsPeers},
+               {.version = kMakesWindows},
                [] {
                  fake_nccl::FailCall("ncclGetPeerDevicePointer", 2,
                                      Result::kInternalError);
@@ -139,7 +140,7 @@ INSTANTIATE_TEST_SUITE_P(
 // NCCL promises nothing for two threads in one communicator: the call has the
 // communicator's lock, which a later call waits for.
 TEST(NcclPeerMemoryTest, AddressesAreFoundByOneCallAtATime) {
-  const FakeNccl fake(OneGpuEach(kRanks), {.version = kTellsPeers});
+  const FakeNccl fake(OneGpuEach(kRanks), {.version = kMakesWindows});
   RunGroup(Backend::kThreads, kRanks, [&](Communicator* comm) {
     NcclRank rank(comm, {RankSet::All(kRanks)}, {.timeout = 1});
     const Memories memory(&rank);
@@ -161,7 +162,7 @@ TEST(NcclPeerMemoryTest, AddressesAreFoundByOneCallAtATime) {
 }
 
 TEST(NcclPeerMemoryTest, RanksHaveTheSameMemory) {
-  const FakeNccl fake(OneGpuEach(kRanks), {.version = kTellsPeers});
+  const FakeNccl fake(OneGpuEach(kRanks), {.version = kMakesWindows});
   RunGroup(
       Backend::kThreads, kRanks,
       [&](Communicator* comm) {
@@ -176,7 +177,7 @@ TEST(NcclPeerMemoryTest, RanksHaveTheSameMemory) {
 
 // The others would wait for it in NCCL.
 TEST(NcclPeerMemoryTest, AnErrorOfOneRankIsThatOfAll) {
-  const FakeNccl fake(OneGpuEach(kRanks), {.version = kTellsPeers});
+  const FakeNccl fake(OneGpuEach(kRanks), {.version = kMakesWindows});
   fake_nccl::FailCall("ncclCommWindowRegister", 1, Result::kSystemError,
                       {.rank = 1});
   RunGroup(
@@ -196,7 +197,7 @@ TEST(NcclPeerMemoryTest, AnErrorOfOneRankIsThatOfAll) {
 }
 
 TEST(NcclPeerMemoryTest, ARankThatDoesNotComeEndsTheWait) {
-  const FakeNccl fake(OneGpuEach(kRanks), {.version = kTellsPeers});
+  const FakeNccl fake(OneGpuEach(kRanks), {.version = kMakesWindows});
   RunGroup(
       Backend::kThreads, kRanks,
       [&](Communicator* comm) {

@@ -66,7 +66,7 @@ TEST(NcclProcessesTest, AProcessThatIsKilledIsLost) {
 TEST(NcclProcessesTest, MemoryOfAnotherProcessMayBeOutOfReach) {
   const std::string url = UrlFor(Backend::kShm, UniqueName(), kRanks);
   ExpectAllPassed(RunRanks(kRanks, [&](const Rank& me) {
-    const FakeNccl fake(OneGpuEach(kRanks), {.version = 22902});
+    const FakeNccl fake(OneGpuEach(kRanks), {.version = 23102});
     const auto comm =
         OpenCommunicator(url, {.rank = me.rank(), .world_size = kRanks});
     ASSERT_OK(comm);
