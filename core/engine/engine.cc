@@ -334,6 +334,11 @@ std::string Engine::ToJson() const {
     if (!registered->why_not.empty()) {
       json.Field("not_registered", registered->why_not);
     }
+    if (registered->shared_bytes > 0) {
+      json.Field("window_bytes", registered->shared_bytes);
+    } else if (!registered->why_not_shared.empty()) {
+      json.Field("no_windows", registered->why_not_shared);
+    }
   }
   if (const PeerStep* const peers = runtime_->peers(); peers != nullptr) {
     json.Field("one_kernel", peers->why_not().empty());

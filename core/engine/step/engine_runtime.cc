@@ -2,6 +2,7 @@
 
 #include "core/engine/step/engine_runtime.h"
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,30 +18,16 @@ StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
     const Deadline& deadline) {
   std::unique_ptr<EngineRuntime> runtime(new EngineRuntime);
   runtime->plan_ = std::move(plan);
-  const PlanSets sets(*runtime->plan_, comm->rank());
   if (before != nullptr) runtime->proposals_ = before->proposals_;
   if (before != nullptr && ServesReductions(before->reduce_, *runtime->plan_)) {
     runtime->collectives_ = before->collectives_;
     runtime->reduce_ = before->reduce_;
-  } else {
-    runtime->reduce_ = ReduceMemoryOf(*runtime->plan_);
-    SHARD_ASSIGN_OR_RETURN(runtime->collectives_,
-                           OpenCollectives(comm, device, sets.ToOpen(),
-                                           {.transport = options.transport,
-                                            .order = OrderOf(*runtime->plan_),
-                                            .reduce = runtime->reduce_,
-                                            .timeout = options.timeout},
-                                           deadline));
   }
   if (runtime->proposals_ == nullptr) {
     SHARD_ASSIGN_OR_RETURN(runtime->proposals_, OpenProposals(comm, deadline));
   }
-  SHARD_ASSIGN_OR_RETURN(
-      EngineMemory memory,
-      EngineMemory::Allocate(
-          *runtime->plan_, comm, device, runtime->collectives_.get(),
-          before == nullptr ? nullptr : &before->memory(), deadline));
-  runtime->memory_.emplace(std::move(memory));
+  SHARD_RETURN_IF_ERROR(
+      runtime->AllocateMemory(comm, device, options, before, deadline));
   if (options.one_kernel && comm->world_size() > 1) {
     SHARD_ASSIGN_OR_RETURN(
         runtime->peers_,
@@ -53,6 +40,52 @@ StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
                                       runtime->Connect(comm, device, options),
                                       deadline));
   return runtime;
+}
+
+Status EngineRuntime::AllocateMemory(Communicator* comm, Device* device,
+                                     const Options& options,
+                                     const EngineRuntime* before,
+                                     const Deadline& deadline) {
+  std::string why_not_shared;
+  if (plan_->options().alignment_bytes % Collectives::kSharedAlignment != 0) {
+    why_not_shared =
+        StrCat("blocks are aligned to ", plan_->options().alignment_bytes,
+               " bytes, and not to ", Collectives::kSharedAlignment);
+  }
+  const PlanSets sets(*plan_, comm->rank());
+  for (;;) {
+    if (collectives_ == nullptr) {
+      reduce_ = ReduceMemoryOf(*plan_);
+      SHARD_ASSIGN_OR_RETURN(collectives_,
+                             OpenCollectives(comm, device, sets.ToOpen(),
+                                             {.transport = options.transport,
+                                              .order = OrderOf(*plan_),
+                                              .reduce = reduce_,
+                                              .why_not_shared = why_not_shared,
+                                              .timeout = options.timeout},
+                                             deadline));
+    }
+    SHARD_ASSIGN_OR_RETURN(
+        EngineMemory memory,
+        EngineMemory::Allocate(*plan_, comm, device, collectives_.get(),
+                               before == nullptr ? nullptr : &before->memory(),
+                               deadline));
+    memory_.emplace(std::move(memory));
+    // What fails here ends the collectives, which an engine that goes on with
+    // another plan may still use.
+    if (before != nullptr || comm->direct() || comm->world_size() == 1) {
+      return Status();
+    }
+    // Slots are not shared: ranks may use different ones for a unit.
+    const DeviceMemory* const shared[] = {&memory_->params(),
+                                          &memory_->grads()};
+    SHARD_ASSIGN_OR_RETURN(const bool goes_on,
+                           collectives_->ShareMemory(comm, shared, deadline));
+    if (goes_on) return Status();
+    why_not_shared = collectives_->registered()->why_not_shared;
+    memory_.reset();
+    collectives_ = nullptr;
+  }
 }
 
 Status EngineRuntime::BeginCapture() {

@@ -95,6 +95,10 @@ class EngineRuntime {
  private:
   EngineRuntime() = default;
 
+  // Opens collectives, unless `collectives_` is set, and allocates the memory.
+  Status AllocateMemory(Communicator* comm, Device* device,
+                        const Options& options, const EngineRuntime* before,
+                        const Deadline& deadline);
   Status Connect(Communicator* comm, Device* device, const Options& options);
   void SetCaptures(bool captures);
   // Returns the streams that are part of a capture.
