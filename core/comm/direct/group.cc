@@ -9,13 +9,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <new>
 #include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
 #include "core/comm/direct/call.h"
-#include "core/comm/direct/deadlock.h"
 #include "core/comm/direct/futex.h"
 
 namespace shard::direct {
@@ -361,170 +359,9 @@ bool Group::AllArrived(uint64_t round) const {
   return true;
 }
 
-Status Group::FindLost(const Call& call, uint64_t round) const {
-  bool any_shut_down = false;
-  for (int r = 0; r < world_size_; ++r) {
-    const auto absent = [&] {
-      return slot(r).arrived.load(std::memory_order_acquire) < round;
-    };
-    if (!absent()) continue;
-    const bool dead = liveness_ != nullptr && liveness_->IsDead(r);
-    // Read after the death: the rank may have shut down and then died.
-    const uint32_t presence =
-        origin().slot(r).presence.load(std::memory_order_acquire);
-    // The rank may have arrived and then died: check again.
-    if ((presence == kPresent && !dead && !is_shut_down()) || !absent()) {
-      continue;
-    }
-    if (presence == kShutDown || is_shut_down()) {
-      // A rank that died tells more: the search goes on.
-      any_shut_down = true;
-      continue;
-    }
-    const std::string how =
-        presence == kLeft          ? " left the group without Shutdown"
-        : presence == kUnreachable ? " is on a host that cannot be reached"
-        : presence == kPresent     ? liveness_->HowDead(r)
-                                   : " died or was killed";
-    const bool whole_host = presence == kUnreachable && liveness_ != nullptr;
-    const int named = whole_host ? liveness_->FirstOfHost(r) : r;
-    return RankLost(named, NameOf(named), how, " before ",
-                    named == r ? "it" : StrCat("rank ", r), " entered '",
-                    call.what, "'; ", LastCallOf(r, round));
-  }
-  if (!any_shut_down) return Status();
-  return FailedPrecondition(
-      "'", call.what,
-      "' on a duplicate: the communicator that it is of was shut down");
-}
-
-Status Group::CheckForDeadlock(uint64_t round) const {
-  try {
-    const std::lock_guard<std::mutex> lock(family_->mutex);
-    return FindDeadlock(family_->blocks, block_.get(), round, [this](int rank) {
-      if (liveness_ != nullptr && liveness_->IsDead(rank)) return true;
-      const uint32_t presence =
-          origin().slot(rank).presence.load(std::memory_order_acquire);
-      return presence == kDied || presence == kUnreachable;
-    });
-  } catch (const std::bad_alloc&) {
-    return Status();  // The next interval may have memory for it.
-  }
-}
-
-Status Group::DescribeLate(const Call& call, uint64_t round,
-                           const Deadline& deadline) const {
-  std::vector<int64_t> late;
-  for (int r = 0; r < world_size_; ++r) {
-    if (slot(r).arrived.load(std::memory_order_acquire) < round) {
-      late.push_back(r);
-    }
-  }
-  if (late.empty()) {
-    return DeadlineExceeded("'", call.what, "' took longer than ",
-                            deadline.seconds(),
-                            " s, though all ranks have entered it");
-  }
-  constexpr size_t kMost = 32;
-  const size_t count = late.size();
-  if (count > kMost) late.resize(kMost);
-  return Status(
-      StatusCode::kDeadlineExceeded,
-      StrCat("'", call.what, "': ", count, " of ", world_size_,
-             " ranks did not enter it within ", deadline.seconds(), " s: rank ",
-             FormatList(late), count > kMost ? " and more; " : "; ",
-             LastCallOf(static_cast<int>(late[0]), round)),
-      static_cast<int>(late[0]));
-}
-
-Status Group::FailRound(uint64_t round, const Status& error) {
-  State now;
-  {
-    const std::lock_guard<std::mutex> lock(record_mutex_);
-    // Read under the lock: another thread of this rank may have failed the
-    // group meanwhile, and its record is being read.
-    now = state();
-    while (now.completed < round && now.failer < 0) {
-      Record(ReasonOf(error));
-      uint64_t expected = now.Pack();
-      if (block_->state.compare_exchange_strong(
-              expected, State{now.completed, rank_}.Pack())) {
-        Announce();
-      }
-      now = state();
-    }
-  }
-  return now.completed >= round ? Status() : Failure(now);
-}
-
-void Group::Fail(const Status& error) {
-  FailThis(ReasonOf(error));
-  if (origin_ != nullptr) origin_->FailThis(RecordedReason(state()));
-}
-
-void Group::FailThis(const Reason& reason) {
-  const std::lock_guard<std::mutex> lock(record_mutex_);
-  State now = state();
-  while (now.failer < 0) {
-    Record(reason);
-    uint64_t expected = now.Pack();
-    if (block_->state.compare_exchange_strong(
-            expected, State{now.completed, rank_}.Pack())) {
-      Announce();
-      return;
-    }
-    now = State::Unpack(expected);
-  }
-}
-
 void Group::ShutDown() {
   shut_down_ = true;
   membership_.ShutDown();
-}
-
-void Group::Record(const Reason& reason) {
-  FailureRecord& record = slot(rank_).failure;
-  record.code = static_cast<int32_t>(reason.code);
-  record.rank = reason.rank;
-  record.message_bytes = CopyText(reason.message, record.message);
-}
-
-Group::Reason Group::RecordedReason(const State& state) const {
-  const FailureRecord& record = slot(state.failer).failure;
-  return {static_cast<StatusCode>(record.code), record.rank,
-          TextOf(record.message, record.message_bytes)};
-}
-
-Status Group::Recorded(const State& state) const {
-  const Reason reason = RecordedReason(state);
-  return Status(reason.code, std::string(reason.message), reason.rank);
-}
-
-Status Group::Failure(const State& state) {
-  // Any rank that sees the failure reports it: the rank that failed this group
-  // may have died before it could do so.
-  if (origin_ != nullptr) origin_->FailThis(RecordedReason(state));
-  return Recorded(state);
-}
-
-Status Group::OriginFailure() const {
-  if (origin_ == nullptr) return Status();
-  const State state = origin_->state();
-  return state.failer >= 0 ? origin_->Recorded(state) : Status();
-}
-
-std::string Group::NameOf(int rank) const {
-  return liveness_ != nullptr ? liveness_->Name(rank) : StrCat("rank ", rank);
-}
-
-// Returns the last call of a rank that has not arrived at `round`. The cell of
-// that call stays as it is until `round` is decided.
-std::string Group::LastCallOf(int rank, uint64_t round) const {
-  const uint64_t last =
-      std::min(slot(rank).arrived.load(std::memory_order_acquire), round - 1);
-  if (last == 0) return "it has entered no collective yet";
-  return StrCat("the last it entered was ",
-                Format(LoadCall(view_.cell(rank, last))));
 }
 
 }  // namespace shard::direct
