@@ -11,7 +11,6 @@
 #include "core/base/strings.h"
 #include "core/comm/direct/hosts.h"
 #include "core/comm/direct/liveness.h"
-#include "core/comm/direct/shipments.h"
 #include "core/comm/network/helper_path.h"
 #include "core/comm/network/helper_regions.h"
 #include "core/comm/network/meet_helper.h"
@@ -152,16 +151,9 @@ StatusOr<std::shared_ptr<Communicator>> Open(const NetworkOptions& network,
   auto met = MeetHelper(meet);
   if (!met.ok()) return met.status().WithContext(description);
   const std::shared_ptr<HelperConnection> connection = *std::move(met);
-  // All ranks have the same table, and so the same error.
-  const direct::Hosts hosts = HostsOf(connection->world());
-  if (hosts.count() > direct::kMaxHosts) {
-    return InvalidArgument(description, ": the job has ", hosts.count(),
-                           " hosts; libshard has room for at most ",
-                           direct::kMaxHosts);
-  }
   auto keeper = std::make_shared<ConnectionKeeper>(connection);
   return MakeNetworkCommunicator(
-      {hosts, connection->control(),
+      {HostsOf(connection->world()), connection->control(),
        direct::Membership(connection->block(), options.rank),
        connection->bell(), std::move(keeper),
        std::make_shared<const HelperLiveness>(connection)},

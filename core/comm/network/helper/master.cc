@@ -52,7 +52,7 @@ StatusOr<std::unique_ptr<Master>> Master::Create(Loop* loop, Fd listening,
 Master::Master(Loop* loop, MasterOptions options)
     : loop_(loop),
       options_(std::move(options)),
-      roster_(options_.world_size),
+      roster_(options_.world_size, options_.most_hosts),
       deadline_(options_.deadline) {}
 
 Master::~Master() = default;

@@ -21,6 +21,7 @@
 #include "core/base/deadline.h"
 #include "core/base/fd.h"
 #include "core/base/status.h"
+#include "core/comm/direct/shipments.h"
 #include "core/comm/network/helper/channel.h"
 #include "core/comm/network/helper/listener.h"
 #include "core/comm/network/helper/loop.h"
@@ -35,6 +36,7 @@ struct MasterOptions {
   int world_size;
   Deadline deadline;
   double silence_seconds = 5;
+  int most_hosts = direct::kMaxHosts;
   std::function<void(const std::string& line)> warn;
 };
 

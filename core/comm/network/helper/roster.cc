@@ -28,8 +28,9 @@ std::string FormatRanks(std::span<const int64_t> ranks) {
 
 }  // namespace
 
-Roster::Roster(int world_size)
-    : owners_(static_cast<size_t>(world_size), kNobody) {}
+Roster::Roster(int world_size, int most_hosts)
+    : owners_(static_cast<size_t>(world_size), kNobody),
+      most_hosts_(most_hosts) {}
 
 void Roster::AddHost(uint64_t host, std::string name,
                      const SocketAddress& address) {
@@ -70,6 +71,17 @@ Status Roster::AddRanks(uint64_t number, std::span<const int32_t> ranks,
                            "; give each process a rank of its own"),
                     rank);
     }
+    if (host.ranks == 0 && with_ranks_ == most_hosts_) {
+      return Status(
+          StatusCode::kInvalidArgument,
+          StrCat("host ", Describe(number), " with rank ", rank, " is number ",
+                 most_hosts_ + 1, " of the hosts of this job (", come_ + 1,
+                 " of ", world_size,
+                 " ranks have come); libshard has room for at most ",
+                 most_hosts_, " hosts: start more ranks on each"),
+          rank);
+    }
+    if (host.ranks == 0) ++with_ranks_;
     owner = number;
     ++come_;
     ++host.ranks;
@@ -83,6 +95,7 @@ Status Roster::RemoveHost(uint64_t number) {
   if (host == hosts_.end()) return Status();
   Status status;
   if (host->second.ranks > 0) {
+    --with_ranks_;
     const int rank = host->second.first_rank;
     status = RankLost(rank, "host ", Describe(number), " with rank ", rank,
                       host->second.ranks == 1

@@ -28,14 +28,15 @@ struct HostEntry {
 
 class Roster {
  public:
-  explicit Roster(int world_size);
+  // `most_hosts`: those that a job may have.
+  Roster(int world_size, int most_hosts);
 
   // Adds a host without ranks. `host` is the caller's number of it, unused so
   // far.
   void AddHost(uint64_t host, std::string name, const SocketAddress& address);
   // Adds ranks to a host. `world_size` is what these ranks were told. The error
   // is that of the whole job: a rank out of range, one that is there already,
-  // or another world size.
+  // another world size, or one host too many.
   Status AddRanks(uint64_t host, std::span<const int32_t> ranks,
                   int world_size);
   // Removes a host. Returns kRankLost for one that had ranks: the job cannot
@@ -76,6 +77,8 @@ class Roster {
 
   std::map<uint64_t, Host> hosts_;
   std::vector<uint64_t> owners_;  // By rank; kNobody for ranks to come.
+  const int most_hosts_;
+  int with_ranks_ = 0;  // Hosts.
   size_t come_ = 0;
 };
 

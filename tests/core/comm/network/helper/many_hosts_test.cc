@@ -2,7 +2,8 @@
 //
 // A simulation of the master of a large job: the helpers of all hosts come to
 // it, with a rank each, and get the table. Prints seconds and bytes. It has
-// 16,384 hosts where SHARD_TEST_LONG is set, and descriptors for them.
+// 16,384 hosts where SHARD_TEST_LONG is set, and descriptors for them: many
+// more than there is room for in the rounds of a job, which a master refuses.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -52,7 +53,9 @@ struct Member {
   bool done = false;
 };
 
-void RunMembers(uint16_t port, int first, int count, int world_size) {
+// Expects that each member gets a verdict that `is_right`.
+void RunMembers(uint16_t port, int first, int count, int world_size,
+                const std::function<bool(const Status& verdict)>& is_right) {
   const auto loop = MakeLoop();
   const auto identity = Share(MakeIdentity());
   const SocketAddress address = Loopback(port);
@@ -92,7 +95,7 @@ void RunMembers(uint16_t port, int first, int count, int world_size) {
                  ASSERT_OK(mine.channel->Send(5, {}));
                } else if (kind == 7) {
                  const auto verdict = ReadStatus(body);
-                 ASSERT_TRUE(verdict && verdict->ok())
+                 ASSERT_TRUE(verdict && is_right(*verdict))
                      << (verdict ? verdict->ToString() : "cut");
                  mine.done = true;
                  ++done;
@@ -121,7 +124,8 @@ TEST(ManyHostsTest, TheMasterCollectsAndPublishes) {
       [&](const testing::Rank& process) {
         if (process.rank() > 0) {
           const int count = hosts / kProcesses;
-          RunMembers(port, (process.rank() - 1) * count, count, hosts);
+          RunMembers(port, (process.rank() - 1) * count, count, hosts,
+                     [](const Status& verdict) { return verdict.ok(); });
           return;
         }
         const auto loop = MakeLoop();
@@ -130,7 +134,8 @@ TEST(ManyHostsTest, TheMasterCollectsAndPublishes) {
                                       .where = "tcp://here",
                                       .world_size = hosts,
                                       .deadline = Deadline::After(600),
-                                      .silence_seconds = 60});
+                                      .silence_seconds = 60,
+                                      .most_hosts = hosts});
         ASSERT_OK(master);
         const auto begin = Deadline::Clock::now();
         ASSERT_TRUE(RunUntil(
@@ -150,6 +155,45 @@ TEST(ManyHostsTest, TheMasterCollectsAndPublishes) {
         EXPECT_LT(ResidentKib(), 1 << 20);
       },
       550);
+  testing::ExpectAllPassed(results);
+}
+
+TEST(ManyHostsTest, OneHostTooManyIsTheErrorOfAll) {
+  constexpr int kHosts = direct::kMaxHosts + 1;
+  const uint16_t port = FreePort();
+  const auto results = testing::RunRanks(
+      1 + kProcesses,
+      [&](const testing::Rank& process) {
+        if (process.rank() > 0) {
+          const int first = (process.rank() - 1) * kHosts / kProcesses;
+          const int end = process.rank() * kHosts / kProcesses;
+          RunMembers(port, first, end - first, kHosts, [](const Status& told) {
+            return told.code() == StatusCode::kInvalidArgument &&
+                   told.message().find(
+                       " is number 343 of the hosts of this "
+                       "job (343 of 343 ranks have come); "
+                       "libshard has room for at most 342") !=
+                       std::string::npos;
+          });
+          return;
+        }
+        const auto loop = MakeLoop();
+        auto master = Master::Create(loop.get(), *ListenAt(Loopback(port)),
+                                     {.identity = Share(MakeIdentity()),
+                                      .where = "tcp://here",
+                                      .world_size = kHosts,
+                                      .deadline = Deadline::After(100),
+                                      .silence_seconds = 60});
+        ASSERT_OK(master);
+        ASSERT_TRUE(RunUntil(
+            loop.get(),
+            [&] {
+              return (*master)->roster().hosts() == kHosts &&
+                     (*master)->members() == 0;
+            },
+            90));
+      },
+      110);
   testing::ExpectAllPassed(results);
 }
 

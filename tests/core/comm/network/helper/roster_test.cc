@@ -17,8 +17,8 @@ Status Add(Roster* roster, uint64_t host, std::vector<int32_t> ranks,
   return roster->AddRanks(host, ranks, world_size);
 }
 
-Roster MakeRoster(int hosts = 3, int world_size = 6) {
-  Roster roster(world_size);
+Roster MakeRoster(int hosts = 3, int world_size = 6, int most_hosts = 100) {
+  Roster roster(world_size, most_hosts);
   for (int i = 0; i < hosts; ++i) {
     roster.AddHost(static_cast<uint64_t>(i), StrCat("node-", i),
                    *SocketAddress::Parse(StrCat("10.0.0.", i), 100));
@@ -89,6 +89,20 @@ TEST(RosterTest, RanksOfAHostMustBeContiguous) {
   EXPECT_EQ(table.status().rank(), 2);
 }
 
+// A host that has no rank yet is none of the job.
+TEST(RosterTest, OneHostTooManyIsRefusedWhenItsRankComes) {
+  Roster roster = MakeRoster(4, 6, 2);
+  ASSERT_OK(Add(&roster, 1, {3}));
+  ASSERT_OK(Add(&roster, 2, {}));
+  ASSERT_OK(Add(&roster, 3, {5}));
+  ASSERT_OK(Add(&roster, 1, {2}));
+  const Status refused = Add(&roster, 0, {1});
+  ExpectInvalid(refused, {"host node-0 (10.0.0.0) with rank 1 is number 3 of "
+                          "the hosts of this job (4 of 6 ranks have come)",
+                          "at most 2 hosts: start more ranks on each"});
+  EXPECT_EQ(refused.rank(), 1);
+}
+
 TEST(RosterTest, AHostThatLeavesIsLostWithItsLowestRank) {
   Roster roster = MakeRoster();
   ASSERT_OK(Add(&roster, 1, {3, 2}));
@@ -107,7 +121,7 @@ TEST(RosterTest, MissingRanksAreNamedUpTo32) {
               {"4 of 6 ranks did not come to tcp://x:1 within 2 s: missing [1, "
                "2, 4, 5]"});
   EXPECT_EQ(few.rank(), 1);
-  const Status many = Roster(1000).MissingRanks("tcp://x:1", 300);
+  const Status many = Roster(1000, 1000).MissingRanks("tcp://x:1", 300);
   ExpectError(many, StatusCode::kDeadlineExceeded,
               {"1000 of 1000", ", 30, 31, ...]"});
   EXPECT_EQ(many.message().find("32"), std::string::npos);
