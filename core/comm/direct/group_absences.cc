@@ -41,8 +41,10 @@ Status Group::FindLost(const Call& call, uint64_t round) const {
         : presence == kUnreachable ? " is on a host that cannot be reached"
         : presence == kPresent     ? liveness_->HowDead(r)
                                    : " died or was killed";
-    const bool whole_host = presence == kUnreachable && liveness_ != nullptr;
-    const int named = whole_host ? liveness_->FirstOfHost(r) : r;
+    const int named = liveness_ == nullptr       ? r
+                      : presence == kUnreachable ? liveness_->FirstOfHost(r)
+                      : presence == kPresent     ? liveness_->NamedForDead(r)
+                                                 : r;
     return RankLost(named, NameOf(named), how, " before ",
                     named == r ? "it" : StrCat("rank ", r), " entered '",
                     call.what, "'; ", LastCallOf(r, round));

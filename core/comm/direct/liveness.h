@@ -18,7 +18,10 @@ class Liveness {
   // Returns whether `rank` is known to be dead. Does not block.
   virtual bool IsDead(int rank) const = 0;
 
-  // Returns what is known of a dead rank, to follow its name in errors.
+  // Returns the rank that errors name for one that IsDead: another one where
+  // `rank` only cannot be reached.
+  virtual int NamedForDead(int rank) const { return rank; }
+  // Returns what is known of a dead rank, to follow that name in errors.
   virtual std::string HowDead(int) const { return " died or was killed"; }
   // Returns the rank that is named where the whole host of `rank` is lost: the
   // host's first one.

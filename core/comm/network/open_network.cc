@@ -54,7 +54,7 @@ class ConnectionKeeper final : public RegionKeeper {
 };
 
 // The helper tells which ranks have died (direct::Presence). Without it none
-// can be reached.
+// can be reached: this host is then lost, as it is to the other hosts.
 class HelperLiveness final : public direct::Liveness {
  public:
   explicit HelperLiveness(std::shared_ptr<const HelperConnection> connection)
@@ -62,6 +62,9 @@ class HelperLiveness final : public direct::Liveness {
 
   bool IsDead(int rank) const override {
     return rank != connection_->rank() && connection_->HelperIsGone();
+  }
+  int NamedForDead(int) const override {
+    return HostOf(connection_->rank()).first_rank;
   }
   std::string HowDead(int) const override {
     return StrCat(" cannot be reached: the network helper (process ",

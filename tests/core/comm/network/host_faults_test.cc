@@ -270,7 +270,8 @@ void HostFaultsTest::RunWith(int world_size, const Fault& fault) {
     } else if (!fault.of_host()) {
       EXPECT_EQ(status.code(), StatusCode::kRankLost) << status.ToString();
       EXPECT_EQ(status.rank(), fault.target) << status.ToString();
-    } else if (HostOf(begins, me) != fault.target) {
+    } else if (HostOf(begins, me) != fault.target ||
+               fault.kind == Kind::kKillHelper) {
       EXPECT_EQ(status.code(), StatusCode::kRankLost) << status.ToString();
       EXPECT_EQ(status.rank(), begins[static_cast<size_t>(fault.target)])
           << status.ToString();
