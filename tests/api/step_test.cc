@@ -149,7 +149,7 @@ TEST(StepTest, SynchronizeWaitsForTheEnginesWork) {
         ASSERT_OK(shard_engine_mark_unit_grads_ready(engine.get(), 0));
         if (rank == 0) {
           // The engine's thread may not be there yet when a call ends.
-          const std::string reduces = "it is at 'reduce gradients'";
+          const std::string reduces = "it is at 'reduce gradients of unit 0'";
           Outcome outcome;
           for (int tries = 0; tries < 30000; ++tries) {
             outcome = Take(shard_engine_synchronize(engine.get(), 1e-3));

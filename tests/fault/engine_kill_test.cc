@@ -184,7 +184,8 @@ void ExpectNamedTheVictim(const std::vector<RankResult>& results, int victim,
   }
 }
 
-// Kills `victim` when it calls the collective `phase` for the nth time.
+// Kills `victim` when it calls the collective `phase` for the nth time, of
+// whichever unit.
 void ExpectOthersNameTheLostRank(const Kind& kind, const std::string& phase,
                                  int victim, int nth) {
   const Meeting meeting(kind);
@@ -194,7 +195,8 @@ void ExpectOthersNameTheLostRank(const Kind& kind, const std::string& phase,
     std::atomic<int> calls{0};
     if (rank.rank() == victim) {
       options.phase_hook = [&](std::string_view what) {
-        if (what == phase && ++calls == nth) kill(getpid(), SIGKILL);
+        const std::string_view name = what.substr(0, what.find(" of unit "));
+        if (name == phase && ++calls == nth) kill(getpid(), SIGKILL);
       };
     }
     const Status status = Train(meeting.Url(rank.rank()), options, kind, 50, 4);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/dtype.h"
+#include "core/base/strings.h"
 #include "core/flat/memory_layout.h"
 
 namespace shard {
@@ -20,7 +21,35 @@ CollectiveTransfers::CollectiveTransfers(const Dependencies& deps,
       group_size_(sets_.shard_group.count),
       groups_(sets_.replicas.count),
       two_levels_(sets_.ReducesInTwoLevels(plan_)),
-      group_sums_(std::move(group_sums)) {}
+      group_sums_(std::move(group_sums)) {
+  MakeTags();
+}
+
+void CollectiveTransfers::MakeTags() {
+  // Units are named by number: names may be long, and records of collectives
+  // keep the beginning of a tag.
+  for (size_t u = 0; u < plan_.units().size(); ++u) {
+    const std::string of = StrCat(" of unit ", u);
+    Tags& tags = tags_.emplace_back();
+    if (two_levels_) {
+      tags.reduce_in_group = StrCat("reduce gradients", of, " in the group");
+      tags.reduce_between_groups =
+          StrCat("reduce gradients", of, " between groups");
+    } else {
+      tags.reduce =
+          StrCat("reduce gradients", of, groups_ > 1 ? " in rank order" : "");
+    }
+    if (plan_.shards_params()) {
+      tags.gather = StrCat("gather parameters", of);
+    } else {
+      tags.publish = StrCat("publish parameters", of);
+    }
+    if (groups_ > 1) {
+      tags.publish_between_groups =
+          StrCat("publish parameters", of, " between groups");
+    }
+  }
+}
 
 Status CollectiveTransfers::Reduce(const Proposal& led,
                                    const std::vector<Proposal>& proposals,
@@ -58,7 +87,7 @@ Status CollectiveTransfers::Reduce(const Proposal& led,
     sum.add = add;
     if (sum.count > 0) sums.push_back(sum);
   }
-  return ReduceAll(sums, stream);
+  return ReduceAll(TagsOf(led.unit), sums, stream);
 }
 
 Status CollectiveTransfers::ReduceWhole(size_t index, Stream* stream) {
@@ -66,7 +95,8 @@ Status CollectiveTransfers::ReduceWhole(size_t index, Stream* stream) {
   ReduceScatterArgs sum =
       SumOf(buffer, buffer.grads[static_cast<size_t>(rank_)]);
   sum.all_send = true;
-  return sum.count == 0 ? Status() : ReduceAll({&sum, 1}, stream);
+  if (sum.count == 0) return Status();
+  return ReduceAll(TagsOf(buffer.plan->unit), {&sum, 1}, stream);
 }
 
 ReduceScatterArgs CollectiveTransfers::SumOf(const EngineBuffer& buffer,
@@ -88,28 +118,28 @@ ReduceScatterArgs CollectiveTransfers::SumOf(const EngineBuffer& buffer,
   return sum;
 }
 
-Status CollectiveTransfers::ReduceAll(std::span<const ReduceScatterArgs> sums,
+Status CollectiveTransfers::ReduceAll(const Tags& tags,
+                                      std::span<const ReduceScatterArgs> sums,
                                       Stream* stream) {
   if (two_levels_) {
     // A rank that has no gradients has room for one sum of its group.
     const size_t most = sums.empty() || sums[0].all_send ? sums.size() : 1;
     for (size_t i = 0; i < sums.size(); i += most) {
-      SHARD_RETURN_IF_ERROR(ReduceInTwoLevels(sums.subspan(i, most), stream));
+      SHARD_RETURN_IF_ERROR(
+          ReduceInTwoLevels(tags, sums.subspan(i, most), stream));
     }
     return Status();
   }
   CollectiveGroup group(deps_.collectives, stream);
   for (const ReduceScatterArgs& sum : sums) {
-    deps_.collectives->ReduceScatter(
-        groups_ == 1 ? "reduce gradients" : "reduce gradients in rank order",
-        sets_.all, sum, stream);
+    deps_.collectives->ReduceScatter(tags.reduce, sets_.all, sum, stream);
   }
   group.End();
   return Status();
 }
 
 Status CollectiveTransfers::ReduceInTwoLevels(
-    std::span<const ReduceScatterArgs> sums, Stream* stream) {
+    const Tags& tags, std::span<const ReduceScatterArgs> sums, Stream* stream) {
   std::vector<ReduceScatterArgs> between(sums.begin(), sums.end());
   CollectiveGroup inside_groups(deps_.collectives, stream);
   for (ReduceScatterArgs& sum : between) {
@@ -126,8 +156,8 @@ Status CollectiveTransfers::ReduceInTwoLevels(
     } else {
       inside.recv = group_sums_.data();
     }
-    deps_.collectives->ReduceScatter("reduce gradients in the group",
-                                     sets_.shard_group, inside, stream);
+    deps_.collectives->ReduceScatter(tags.reduce_in_group, sets_.shard_group,
+                                     inside, stream);
     sum.send = inside.recv;
     sum.all_send = true;
     sum.block_groups = 1;
@@ -135,8 +165,8 @@ Status CollectiveTransfers::ReduceInTwoLevels(
   inside_groups.End();
   CollectiveGroup between_groups(deps_.collectives, stream);
   for (const ReduceScatterArgs& sum : between) {
-    deps_.collectives->ReduceScatter("reduce gradients between groups",
-                                     sets_.replicas, sum, stream);
+    deps_.collectives->ReduceScatter(tags.reduce_between_groups, sets_.replicas,
+                                     sum, stream);
   }
   between_groups.End();
   return Status();
@@ -149,7 +179,7 @@ Status CollectiveTransfers::Gather(int32_t unit, unsigned char* slot,
     const EngineBuffer& buffer = memory_.buffers()[part.buffer];
     const size_t bytes = DTypeBytes(buffer.plan->dtype, buffer.held_numel);
     if (bytes == 0) continue;
-    deps_.collectives->AllGatherBlocks("gather parameters", sets_.shard_group,
+    deps_.collectives->AllGatherBlocks(TagsOf(unit).gather, sets_.shard_group,
                                        buffer.params, bytes, slot + part.offset,
                                        stream);
   }
@@ -163,18 +193,19 @@ Status CollectiveTransfers::Publish(size_t index, Stream* stream) {
   const int64_t range = plan.layout.shard_numel();
   const size_t bytes = DTypeBytes(plan.dtype, range);
   if (bytes == 0) return Status();
+  const Tags& tags = TagsOf(plan.unit);
   // The elements that this rank and its replicas hold are contiguous.
   auto* const stretch = static_cast<unsigned char*>(
       buffer.ParamAt(rank_ % group_size_ * groups_ * range));
   if (groups_ > 1) {
     deps_.collectives->AllGatherBlocks(
-        "publish parameters between groups", sets_.replicas,
+        tags.publish_between_groups, sets_.replicas,
         buffer.ParamAt(plan_.RangeOf(rank_) * range), bytes, stretch, stream);
   }
   if (plan_.shards_params()) return Status();
-  deps_.collectives->AllGatherBlocks(
-      "publish parameters", sets_.shard_group, stretch,
-      static_cast<size_t>(groups_) * bytes, buffer.ParamAt(0), stream);
+  deps_.collectives->AllGatherBlocks(tags.publish, sets_.shard_group, stretch,
+                                     static_cast<size_t>(groups_) * bytes,
+                                     buffer.ParamAt(0), stream);
   return Status();
 }
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/engine/transfer/plan_sets.h"
@@ -28,6 +29,9 @@ namespace shard {
 // that the elements of a buffer that a rank holds are contiguous, and each
 // level's blocks lie in the order of the ranks that exchange them. A reduction
 // in one level sums blocks where they lie (ReduceScatterArgs::block_groups).
+//
+// Ranks that move different units of one size find that in the collective
+// itself: its tag names the unit.
 class CollectiveTransfers final : public Transfers {
  public:
   // `group_sums`: memory of GroupSumBytes, where ranks may lack gradients.
@@ -51,15 +55,31 @@ class CollectiveTransfers final : public Transfers {
   uint64_t PublishBytes(size_t buffer) const override;
 
  private:
+  // The tags of the collectives that move a unit; empty those that the plan
+  // does not need.
+  struct Tags {
+    std::string reduce;
+    std::string reduce_in_group;
+    std::string reduce_between_groups;
+    std::string gather;
+    std::string publish;
+    std::string publish_between_groups;
+  };
+  void MakeTags();
+  const Tags& TagsOf(int32_t unit) const {
+    return tags_[static_cast<size_t>(unit)];
+  }
   // Returns the reduction of one buffer in one level. `grads`: the buffer's
   // whole gradients of this rank; null: this rank has none.
   ReduceScatterArgs SumOf(const EngineBuffer& buffer,
                           unsigned char* grads) const;
-  // Reduces buffers, of a unit at most.
-  Status ReduceAll(std::span<const ReduceScatterArgs> sums, Stream* stream);
+  // Reduces buffers of a unit.
+  Status ReduceAll(const Tags& tags, std::span<const ReduceScatterArgs> sums,
+                   Stream* stream);
   // Reduces inside the shard group, the ranges of this rank's replicas too, and
   // then between groups. One of `sums` where ranks may lack gradients.
-  Status ReduceInTwoLevels(std::span<const ReduceScatterArgs> sums,
+  Status ReduceInTwoLevels(const Tags& tags,
+                           std::span<const ReduceScatterArgs> sums,
                            Stream* stream);
   // Returns the bytes of a buffer of parameters or gradients, times part /
   // world size.
@@ -72,6 +92,7 @@ class CollectiveTransfers final : public Transfers {
   const int group_size_;  // S
   const int groups_;      // R
   const bool two_levels_;
+  std::vector<Tags> tags_;  // By unit. The enqueued work uses them.
   // The sums of a shard group, on a rank that has no gradients, in whose place
   // they could lie.
   const DeviceMemory group_sums_;

@@ -77,9 +77,34 @@ class MirroredHosts::Host final : public network::HostLinks {
   void Post(std::function<void()> action, Clock::time_point at) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      // In order: none overtakes an earlier one.
-      if (!inbox_.empty()) at = std::max(at, inbox_.back().first);
-      inbox_.emplace_back(at, std::move(action));
+      AddToInbox(std::move(action), at);
+    }
+    Wake();
+  }
+  // The same of what a host sends, once its link is not held.
+  void PostFrom(int host, std::function<void()> action, Clock::time_point at) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (const auto kept = kept_.find(host); kept != kept_.end()) {
+        kept->second.push_back(std::move(action));
+        return;
+      }
+      AddToInbox(std::move(action), at);
+    }
+    Wake();
+  }
+
+  void Hold(int from) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    kept_[from];
+  }
+  void Let(int from) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (auto& action : kept_[from]) {
+        AddToInbox(std::move(action), Clock::now());
+      }
+      kept_.erase(from);
     }
     Wake();
   }
@@ -123,7 +148,8 @@ class MirroredHosts::Host final : public network::HostLinks {
     std::vector<std::byte> message(head.begin(), head.end());
     message.insert(message.end(), body.begin(), body.end());
     Host* const to = (*all_)[static_cast<size_t>(host)].get();
-    to->Post(
+    to->PostFrom(
+        number_,
         [to, from = number_, message = std::move(message)] {
           if (to->IsLost(from)) return;
           const Status received = to->mirror_->Receive(from, message);
@@ -136,7 +162,8 @@ class MirroredHosts::Host final : public network::HostLinks {
                 std::shared_ptr<const void> owner) override {
     data_sent_ += bytes;
     Host* const to = (*all_)[static_cast<size_t>(host)].get();
-    to->Post(
+    to->PostFrom(
+        number_,
         [to, from = number_, data, bytes, owner = std::move(owner)] {
           if (to->IsLost(from)) return;
           Line& line = to->lines_[from];
@@ -203,6 +230,12 @@ class MirroredHosts::Host final : public network::HostLinks {
   }
   bool IsLost(int host) const {
     return std::find(lost_.begin(), lost_.end(), host) != lost_.end();
+  }
+  // REQUIRES: mutex_ is held.
+  void AddToInbox(std::function<void()> action, Clock::time_point at) {
+    // In order: none overtakes an earlier one.
+    if (!inbox_.empty()) at = std::max(at, inbox_.back().first);
+    inbox_.emplace_back(at, std::move(action));
   }
   void Wake() { ::eventfd_write(bell_.get(), 1); }
   Clock::time_point Later() {
@@ -286,6 +319,8 @@ class MirroredHosts::Host final : public network::HostLinks {
   std::mutex mutex_;
   bool stops_ = false;  // mutex_
   std::deque<std::pair<Clock::time_point, std::function<void()>>> inbox_;
+  // What came over links that are held, by host.
+  std::map<int, std::vector<std::function<void()>>> kept_;  // mutex_
 
   std::mutex memory_mutex_;
   std::map<std::string, SharedMemory> memory_;  // memory_mutex_
@@ -348,6 +383,14 @@ void MirroredHosts::Lose(int host) {
       other->LoseHost(host);
     }
   }
+}
+
+void MirroredHosts::Hold(int from, int to) {
+  hosts_[static_cast<size_t>(to)]->Hold(from);
+}
+
+void MirroredHosts::Let(int from, int to) {
+  hosts_[static_cast<size_t>(to)]->Let(from);
 }
 
 size_t MirroredHosts::data_sent(int host) const {

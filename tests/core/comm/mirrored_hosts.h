@@ -30,6 +30,11 @@ class MirroredHosts {
   // Cuts the links of a host.
   void Lose(int host);
 
+  // Keep what a host sends to another one from here on, and let it come. Those
+  // that are kept come in the order in which they were sent.
+  void Hold(int from, int to);
+  void Let(int from, int to);
+
   // Returns the bytes of tensors that left a host.
   size_t data_sent(int host) const;
 

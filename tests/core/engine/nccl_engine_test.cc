@@ -150,9 +150,10 @@ TEST(NcclEngineTest, AWaitThatIsTooShortNamesTheRanksThatAreLate) {
         ASSERT_OK((*engine)->MarkUnitGradsReady(last));
         if (comm->rank() == 0) {
           const Status status = (*engine)->Synchronize(0.3);
-          ExpectError(status, StatusCode::kDeadlineExceeded,
-                      {"'reduce gradients': 1 of 2 ranks did not enter it "
-                       "within 0.3 s"});
+          ExpectError(
+              status, StatusCode::kDeadlineExceeded,
+              {StrCat("'reduce gradients of unit ", last,
+                      "': 1 of 2 ranks did not enter it within 0.3 s")});
           EXPECT_EQ(status.rank(), 1);
           late.set_value();
         }
