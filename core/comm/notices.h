@@ -50,10 +50,13 @@ class Notices {
   virtual Status Post(const void* notice, const Compare& compare,
                       const Deadline& deadline) = 0;
 
-  // Waits until all ranks have posted as many notices as this one, and copies
-  // those of this number, by rank, into `recv`. Where several ranks wait, all
-  // succeed or all fail. REQUIRES: a notice was posted.
-  virtual Status Await(void* recv, const Deadline& deadline) = 0;
+  // Waits until all ranks have posted notice `number`, calls `compare` for
+  // those up to it that were not compared, and copies the notices of this
+  // number, by rank, into `recv`. Where several ranks wait, all succeed or all
+  // fail. REQUIRES: this rank has posted it, and no rank is kMostAhead notices
+  // ahead of it.
+  virtual Status Await(uint64_t number, const Compare& compare, void* recv,
+                       const Deadline& deadline) = 0;
 
   // Does what Post and Await do, for a rank that compares the notices of this
   // number once all are there. Calls `compare` for those of the numbers before

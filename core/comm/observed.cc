@@ -79,6 +79,7 @@ class ObservedNotices final : public Notices {
         .operation = EventId::kAllGather, .what = what_, .bytes = bytes_};
     if (describe_) describe_(notice, &call);
     sequence_.Next();
+    ++number_;
     posted_ = ring().Begin(sequence_, call, Observer::Now());
     const Status status = notices_->Post(notice, compare, deadline);
     if (status.ok()) {
@@ -90,15 +91,22 @@ class ObservedNotices final : public Notices {
   }
   Status Meet(const void* notice, const Compare& compare, void* recv,
               const Deadline& deadline) override {
+    ++number_;
     return ObserveCollective(
         observer_, &sequence_, EventId::kAllGather, sending_, {.bytes = bytes_},
         [&] { return notices_->Meet(notice, compare, recv, deadline); });
   }
-  Status Await(void* recv, const Deadline& deadline) override {
+  Status Await(uint64_t number, const Compare& compare, void* recv,
+               const Deadline& deadline) override {
+    const auto await = [&] {
+      return Observe(observer_, EventId::kAllGather, sending_, [&] {
+        return notices_->Await(number, compare, recv, deadline);
+      });
+    };
+    // The record of an earlier notice stays that of one that was posted.
+    if (number != number_) return await();
     ring().Await(posted_);
-    const Status status =
-        Observe(observer_, EventId::kAllGather, sending_,
-                [&] { return notices_->Await(recv, deadline); });
+    const Status status = await();
     End(status);
     return status;
   }
@@ -134,6 +142,7 @@ class ObservedNotices final : public Notices {
   const std::shared_ptr<EndLog> end_;
   Describe describe_;
   CollectiveSequence sequence_;
+  uint64_t number_ = 0;  // Of this rank's last notice.
   uint64_t posted_ = 0;  // The ticket of the notice that was posted last.
 };
 

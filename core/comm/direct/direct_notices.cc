@@ -38,9 +38,11 @@ void DirectNotices::CompareArrived(uint64_t last, const Compare& compare) {
   }
 }
 
-Status DirectNotices::Await(void* recv, const Deadline& deadline) {
-  SHARD_RETURN_IF_ERROR(group_->Await(call(), deadline));
-  CopyTo(recv);
+Status DirectNotices::Await(uint64_t number, const Compare& compare, void* recv,
+                            const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(group_->Await(call(), number, deadline));
+  CompareArrived(number, compare);
+  CopyTo(number, recv);
   return Status();
 }
 
@@ -48,17 +50,17 @@ Status DirectNotices::Meet(const void* notice, const Compare& compare,
                            void* recv, const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(enter_(what_));
   SHARD_RETURN_IF_ERROR(group_->Meet(call(), notice, bytes_, deadline));
-  CopyTo(recv);
+  CopyTo(group_->round(), recv);
   CompareArrived(group_->round() - 1, compare);
   std::fill(compared_.begin(), compared_.end(), group_->round());
   return Status();
 }
 
-void DirectNotices::CopyTo(void* recv) const {
+void DirectNotices::CopyTo(uint64_t number, void* recv) const {
   auto* to = static_cast<std::byte*>(recv);
   for (int r = 0; r < group_->world_size(); ++r) {
-    std::memcpy(to + static_cast<size_t>(r) * bytes_, group_->payload(r),
-                bytes_);
+    std::memcpy(to + static_cast<size_t>(r) * bytes_,
+                group_->payload(r, number), bytes_);
   }
 }
 

@@ -41,7 +41,8 @@ class DirectNotices final : public Notices {
 
   Status Post(const void* notice, const Compare& compare,
               const Deadline& deadline) override;
-  Status Await(void* recv, const Deadline& deadline) override;
+  Status Await(uint64_t number, const Compare& compare, void* recv,
+               const Deadline& deadline) override;
   Status Meet(const void* notice, const Compare& compare, void* recv,
               const Deadline& deadline) override;
   Status Check(uint64_t number, std::string_view what,
@@ -55,8 +56,8 @@ class DirectNotices final : public Notices {
  private:
   // Compares the notices that are there, up to this rank's `last`.
   void CompareArrived(uint64_t last, const Compare& compare);
-  // Copies the notices of all ranks, which have arrived.
-  void CopyTo(void* recv) const;
+  // Copies the notices of a number, which all ranks have posted.
+  void CopyTo(uint64_t number, void* recv) const;
   Call call() const { return {Operation::kNotice, what_, bytes_, direct_}; }
 
   const std::unique_ptr<Group> group_;

@@ -154,38 +154,27 @@ StatusOr<std::unique_ptr<Notices>> OpenProposals(Communicator* comm,
   return comm->OpenNotices(kAgree, sizeof(Proposal), deadline);
 }
 
-Notices::Compare Agreement::CompareMoves(Mismatch* first) const {
-  return [this, first](int rank, uint64_t number, const void* theirs,
-                       const void* ours) {
+Notices::Compare Agreement::CompareMoves(uint64_t* first) const {
+  return [first](int, uint64_t number, const void* theirs, const void* ours) {
     Proposal other;
     Proposal own;
     std::memcpy(&other, theirs, sizeof(other));
     std::memcpy(&own, ours, sizeof(own));
     // A rank that has failed ends the group, and one in join takes part.
-    if ((!first->error.ok() && first->number <= number) ||
-        SamePass(own, other) || other.failed != 0 ||
+    if (SamePass(own, other) || other.failed != 0 ||
         other.activity == Activity::kJoin) {
       return;
     }
-    const std::string here = DescribeProposal(comm_->rank(), own, unit_name_);
-    const std::string there = DescribeProposal(rank, other, unit_name_);
-    first->number = number;
-    first->error = comm_->rank() < rank
-                       ? DifferentThings(here, rank, there)
-                       : DifferentThings(there, comm_->rank(), here);
+    *first = std::min(*first, number);
   };
 }
 
 Status Agreement::Announce(const Proposal& mine, const Deadline& deadline) {
-  Mismatch first;
-  ++number_;
-  SHARD_RETURN_IF_ERROR(notices_->Post(&mine, CompareMoves(&first), deadline));
-  if (first.error.ok()) return Status();
-  if (first.number < number_) return FailLate(first);
-  // Which ranks the error names depends on all.
-  SHARD_RETURN_IF_ERROR(notices_->Await(proposals_.data(), deadline));
-  if (SomeFailed(proposals_)) return FailedError(Status(), deadline);
-  return DecideNow().status();
+  uint64_t different = kNone;
+  SHARD_RETURN_IF_ERROR(
+      notices_->Post(&mine, CompareMoves(&different), deadline));
+  if (different != kNone) return FailDifferent(different, deadline);
+  return Status();
 }
 
 StatusOr<Decision> Agreement::Agree(Proposal mine, const Status& local,
@@ -196,11 +185,10 @@ StatusOr<Decision> Agreement::Agree(Proposal mine, const Status& local,
       arguments.describe ? HashFacts(DescribeName(arguments)) : 0;
   mine.arguments = arguments.fingerprint;
   met_ = false;
-  Mismatch before;
-  ++number_;
-  SHARD_RETURN_IF_ERROR(notices_->Meet(&mine, CompareMoves(&before),
+  uint64_t different = kNone;
+  SHARD_RETURN_IF_ERROR(notices_->Meet(&mine, CompareMoves(&different),
                                        proposals_.data(), deadline));
-  if (!before.error.ok()) return FailLate(before);
+  if (different != kNone) return FailDifferent(different, deadline);
   met_ = true;
   if (SomeFailed(proposals_)) {
     SHARD_RETURN_IF_ERROR(FailedError(local, deadline));
@@ -210,9 +198,17 @@ StatusOr<Decision> Agreement::Agree(Proposal mine, const Status& local,
   return decision;
 }
 
-Status Agreement::FailLate(const Mismatch& mismatch) {
-  notices_->Fail(mismatch.error);
-  return notices_->failure();
+Status Agreement::FailDifferent(uint64_t number, const Deadline& deadline) {
+  // Which ranks the error names depends on all, and another rank may find moves
+  // that differ before these. Once all ranks have posted this number, this one
+  // knows those, too.
+  for (uint64_t first = number;; number = first) {
+    SHARD_RETURN_IF_ERROR(notices_->Await(number, CompareMoves(&first),
+                                          proposals_.data(), deadline));
+    if (first == number) break;
+  }
+  if (SomeFailed(proposals_)) return FailedError(Status(), deadline);
+  return DecideNow().status();
 }
 
 bool Agreement::SomeWentOn() const {
@@ -240,11 +236,12 @@ Status Agreement::FailedError(const Status& local, const Deadline& deadline) {
   // Not in a collective of the communicator, where the compute stream may meet
   // the ranks.
   const Proposal mine = proposals_[static_cast<size_t>(comm_->rank())];
-  Mismatch before;
-  ++number_;
-  const Status met =
-      notices_->Meet(&mine, CompareMoves(&before), proposals_.data(), deadline);
-  return CommonError(before.error.ok() ? met : FailLate(before));
+  uint64_t different = kNone;
+  const Status met = notices_->Meet(&mine, CompareMoves(&different),
+                                    proposals_.data(), deadline);
+  return CommonError(met.ok() && different != kNone
+                         ? FailDifferent(different, deadline)
+                         : met);
 }
 
 StatusOr<Decision> Agreement::DecideNow() {

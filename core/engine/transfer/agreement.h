@@ -15,9 +15,10 @@
 // every two ranks one compares their proposals. A rank that can do nothing but
 // wait for others, in join or with an error of its own, meets them.
 //
-// Errors are the same on all ranks. Ranks that all wait in the meeting go on
-// after the error. A rank that has announced its operation does not learn of
-// the error there, which therefore ends the family of the communicator.
+// Errors are the same on all ranks: that of the first operations that differ,
+// as the proposals of all ranks have them. Ranks that all wait in the meeting
+// go on after the error. A rank that has announced its operation does not learn
+// of the error there, which therefore ends the family of the communicator.
 //
 // Threads: one at a time; see Meetings.
 
@@ -209,20 +210,17 @@ class Agreement {
   bool IsMine(size_t rank) const {
     return static_cast<int>(rank) == comm_->rank();
   }
+  static constexpr uint64_t kNone = UINT64_MAX;
   // Returns whether a rank has announced its operation, and does not wait for
   // the result of this meeting.
   bool SomeWentOn() const;
-  // An announced move that another rank did not propose as well.
-  struct Mismatch {
-    Status error;         // OK: there is none.
-    uint64_t number = 0;  // The notice's.
-  };
-  // Returns what notices are compared with: sets `first` to the mismatch with
-  // the lowest number.
-  Notices::Compare CompareMoves(Mismatch* first) const;
-  // Ends the group with a mismatch of earlier notices, which ranks of other
-  // hosts have not seen, or see now as well. Returns the group's error.
-  Status FailLate(const Mismatch& mismatch);
+  // Returns what notices are compared with: sets `first` to the lowest number
+  // of an announced move that another rank did not propose as well. REQUIRES:
+  // `first` is such a number, or kNone.
+  Notices::Compare CompareMoves(uint64_t* first) const;
+  // Ends the group with the error of the first moves that differ. `number`:
+  // those of some moves that do. Returns the group's error.
+  Status FailDifferent(uint64_t number, const Deadline& deadline);
   // Returns the error of proposals some of which have failed. COLLECTIVE.
   Status FailedError(const Status& local, const Deadline& deadline);
   // Returns the decision from proposals none of which has failed.
@@ -236,7 +234,6 @@ class Agreement {
   const bool allow_missing_;
   const std::function<std::string(int32_t unit)> unit_name_;
   std::vector<Proposal> proposals_;
-  uint64_t number_ = 0;  // This rank's last notice.
   bool met_ = false;
 };
 

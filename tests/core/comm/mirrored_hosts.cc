@@ -319,7 +319,7 @@ class MirroredHosts::Host final : public network::HostLinks {
   std::mutex mutex_;
   bool stops_ = false;  // mutex_
   std::deque<std::pair<Clock::time_point, std::function<void()>>> inbox_;
-  // What came over links that are held, by host.
+  // The messages of links that are held, by host.
   std::map<int, std::vector<std::function<void()>>> kept_;  // mutex_
 
   std::mutex memory_mutex_;

@@ -96,6 +96,20 @@ TEST_P(NoticesTest, RanksAwaitDifferentNotices) {
   });
 }
 
+// A rank that waits for an earlier notice has compared all up to that one.
+TEST_P(NoticesTest, AnEarlierNoticeIsAwaited) {
+  Run([](Communicator* comm, Poster* poster) {
+    int compared = 0;
+    const auto seen = [&](int, uint64_t number) {
+      if (number <= 2) ++compared;
+    };
+    for (int i = 0; i < 4; ++i) SHARD_ASSERT_OK(poster->Post(seen));
+    SHARD_ASSERT_OK(poster->Await(2, seen));
+    EXPECT_EQ(compared, 2 * (comm->world_size() - 1));
+    SHARD_ASSERT_OK(poster->Await());
+  });
+}
+
 // Notices and collectives have no common order.
 TEST_P(NoticesTest, CollectivesOfTheCommunicatorGoOnMeanwhile) {
   Run([](Communicator* comm, Poster* poster) {

@@ -48,9 +48,15 @@ class Poster {
   }
 
   Status Await(const Deadline& deadline = Soon()) {
+    return Await(
+        number_, [](int, uint64_t) {}, deadline);
+  }
+  Status Await(uint64_t number, const Seen& seen,
+               const Deadline& deadline = Soon()) {
     std::vector<Posted> all(static_cast<size_t>(world_size_));
-    SHARD_RETURN_IF_ERROR(notices_->Await(all.data(), deadline));
-    Check(all);
+    SHARD_RETURN_IF_ERROR(
+        notices_->Await(number, CheckEach(seen), all.data(), deadline));
+    Check(all, number);
     return Status();
   }
 
@@ -61,7 +67,7 @@ class Poster {
     std::vector<Posted> all(static_cast<size_t>(world_size_));
     SHARD_RETURN_IF_ERROR(
         notices_->Meet(&mine, CheckEach(seen), all.data(), deadline));
-    Check(all);
+    Check(all, number_);
     return Status();
   }
 
@@ -80,9 +86,9 @@ class Poster {
       seen(rank, own->number);
     };
   }
-  void Check(const std::vector<Posted>& all) const {
+  static void Check(const std::vector<Posted>& all, uint64_t number) {
     for (size_t r = 0; r < all.size(); ++r) {
-      EXPECT_EQ(all[r].number, number_);
+      EXPECT_EQ(all[r].number, number);
       EXPECT_EQ(all[r].rank, static_cast<int64_t>(r));
     }
   }

@@ -64,8 +64,9 @@ class CrossedNotices final : public Notices {
     }
     return Status();
   }
-  Status Await(void* recv, const Deadline& deadline) override {
-    return notices_->Await(recv, deadline);
+  Status Await(uint64_t number, const Compare& compare, void* recv,
+               const Deadline& deadline) override {
+    return notices_->Await(number, compare, recv, deadline);
   }
   Status Meet(const void* notice, const Compare& compare, void* recv,
               const Deadline& deadline) override {
