@@ -81,7 +81,7 @@ struct CollectivesMemory {
 struct RegisteredMemory {
   uint64_t bytes = 0;
   std::string why_not;  // Why nothing is.
-  // Of these, those of ShareMemory.
+  // Of these, those of ShareMemory and FindPeerMemory.
   uint64_t shared_bytes = 0;
   std::string why_not_shared;  // Why ShareMemory has shared nothing.
 };
@@ -131,8 +131,9 @@ class Collectives {
   // ranks share the memory or none does (registered). Returns false where the
   // collectives have ended since a library has failed: others are to be opened,
   // with the reason as CollectivesOptions::why_not_shared. Errors: kDesync
-  // where the memory differs; kDeadlineExceeded; those of the family. REQUIRES:
-  // no collectives run meanwhile.
+  // where the memory differs; kDeadlineExceeded, for which a library that has
+  // failed may take some seconds more to end; those of the family. REQUIRES: no
+  // collectives run meanwhile.
   static constexpr int64_t kSharedAlignment = 16;
   virtual StatusOr<bool> ShareMemory(
       Communicator* /*control*/,

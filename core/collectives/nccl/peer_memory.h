@@ -19,8 +19,8 @@
 
 namespace shard::nccl {
 
-// As Collectives::FindPeerMemory. An error is reported to `watchdog`: NCCL may
-// wait for other ranks, or has been aborted.
+// As Collectives::FindPeerMemory. An error of windows is reported to
+// `watchdog`: NCCL may wait for other ranks, or has been aborted.
 StatusOr<PeerMemory> FindPeerMemory(Communicator* control, RankComms* comms,
                                     Watchdog* watchdog,
                                     const Registration& registration,

@@ -10,9 +10,11 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
@@ -56,6 +58,21 @@ constexpr double kGoneSeconds = 0.1;
 // Between the polls of a call that is in progress, for which a host waits.
 Pause PauseOfCall() {
   return Pause(std::chrono::microseconds(1), std::chrono::microseconds(500));
+}
+
+// Keeps what NCCL may still write, as long as the process lives.
+void Keep(std::shared_ptr<void> slots) noexcept {
+  struct Kept {
+    std::shared_ptr<void> slots;
+    Kept* before;
+  };
+  // Not destroyed: threads of NCCL may outlive main. A list that is reachable
+  // is no leak to those who look for some.
+  static std::atomic<Kept*> last = nullptr;
+  auto* const kept = new (std::nothrow) Kept{std::move(slots), last};
+  if (kept == nullptr) return;
+  while (!last.compare_exchange_weak(kept->before, kept)) {
+  }
 }
 
 // Adds what to look at where NCCL does not start.
@@ -350,7 +367,10 @@ RankComms::~RankComms() {
   if (state_->context->is_abandoned()) return;
   // Where an abort has failed, a kernel of NCCL may still write any of this
   // memory. It is not given to others, who would find NCCL's bytes in it.
-  if (!state_->AllHaveEnded()) return;
+  if (!state_->AllHaveEnded()) {
+    Keep(state_->slots);
+    return;
+  }
   const cuda::Context::Current current(*state_->context);
   memory_.FreeRest();
 }

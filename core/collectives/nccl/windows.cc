@@ -36,11 +36,10 @@ enum class State : int32_t {
   kFailed,  // Or another rank has.
 };
 
-// Returns whether NCCL reads a value as 0, as it does numbers of any base.
+// Returns whether NCCL reads a value as 0, as it does numbers of any base, and
+// all that begins like none ("off").
 bool IsZero(const std::string& value) {
-  char* end = nullptr;
-  const long long number = std::strtoll(value.c_str(), &end, 0);
-  return end != value.c_str() && *end == '\0' && number == 0;
+  return !value.empty() && std::strtoll(value.c_str(), nullptr, 0) == 0;
 }
 
 // Returns why this rank makes no windows; OK where it may.

@@ -38,7 +38,9 @@ struct OpenedWindows {
 // communicator, for all ranks or for none. Those that have windows keep them.
 // COLLECTIVE. Errors: kDesync where the memory of two ranks differs;
 // kDeadlineExceeded, for NCCL too; those of the family. After one of these
-// other than kDesync NCCL may wait for other ranks.
+// other than kDesync NCCL may wait for other ranks. An abort, and the ranks'
+// agreement about it, may take 2 * RankComms::kAbortSeconds more than the
+// deadline.
 StatusOr<OpenedWindows> OpenWindows(Communicator* control, RankComms* comms,
                                     const Registration& registration,
                                     std::span<const DeviceMemory* const> memory,

@@ -47,6 +47,11 @@ Status EngineRuntime::AllocateMemory(Communicator* comm, Device* device,
                                      const EngineRuntime* before,
                                      const Deadline& deadline) {
   std::string why_not_shared;
+  if (before != nullptr) {
+    if (const auto registered = before->collectives().registered()) {
+      why_not_shared = registered->why_not_shared;
+    }
+  }
   if (plan_->options().alignment_bytes % Collectives::kSharedAlignment != 0) {
     why_not_shared =
         StrCat("blocks are aligned to ", plan_->options().alignment_bytes,

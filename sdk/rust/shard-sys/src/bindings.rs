@@ -1194,8 +1194,8 @@ extern "C" {
     /// that is one launch (step=one_kernel) adds in the order of the ranks in either
     /// case. With NCCL `registered_bytes` is how much of the tensors' memory is
     /// registered with it, and where nothing is, `not_registered` says why;
-    /// `window_bytes` is how much of that all ranks have in windows, and where they
-    /// make none, `no_windows` says why. With step=one_kernel and several ranks
+    /// `window_bytes` is how much of that all ranks have in windows, and where an
+    /// engine of several ranks is created without any, `no_windows` says why. With step=one_kernel and several ranks
     /// `one_kernel` is whether a step may be one launch, and where none is,
     /// `not_one_kernel` says why. More keys may come. Local.
     /// ```

@@ -162,6 +162,11 @@ INSTANTIATE_TEST_SUITE_P(
                {"rank 0: NCCL_CUMEM_ENABLE=0x0, turns NCCL's windows off"},
                "NCCL_CUMEM_ENABLE",
                "0x0"},
+        Reason{"win_enable_by_a_word",  // No number, which is 0 to NCCL.
+               {.version = kMakesWindows},
+               {"rank 0: NCCL_WIN_ENABLE=off, turns NCCL's windows off"},
+               "NCCL_WIN_ENABLE",
+               "off"},
         Reason{"no_windows",
                {.version = kMakesWindows, .makes_windows = false},
                {"rank 0: NCCL makes no windows of this memory",
@@ -263,7 +268,7 @@ TEST(NcclWindowsTest, ACallThatHangsEndsInTime) {
         const std::chrono::duration<double> took = Clock::now() - begin;
         EXPECT_FALSE(status.ok());
         if (comm->rank() == 1) return;
-        EXPECT_LT(took.count(), kSeconds + 1);
+        EXPECT_LT(took.count(), kSeconds + 5);
         ExpectError(status, StatusCode::kDeadlineExceeded,
                     {"make windows with NCCL"});
         EXPECT_EQ(status.rank(), 1);
