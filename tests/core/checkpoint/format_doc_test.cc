@@ -25,6 +25,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/checkpoint/read_manifest.h"
 
+namespace format_doc_test {
 namespace {
 
 using Bytes = std::vector<uint8_t>;
@@ -388,3 +389,4 @@ TEST(FormatDocument, SaysWhatCodesMean) {
 }
 
 }  // namespace
+}  // namespace format_doc_test

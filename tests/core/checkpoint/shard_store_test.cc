@@ -21,7 +21,7 @@
 #include "tests/core/base/fault_env.h"
 #include "tests/core/base/temp_folder.h"
 
-namespace shard {
+namespace shard::shard_store_test {
 namespace {
 
 using testing::Fault;
@@ -400,4 +400,4 @@ TEST(ShardStore, ReadsVersion3) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::shard_store_test
