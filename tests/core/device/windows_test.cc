@@ -10,7 +10,7 @@
 
 #include "core/device/update_list.h"
 
-namespace shard {
+namespace shard::windows_test {
 namespace {
 
 // Pairs are compared and printed.
@@ -153,4 +153,4 @@ TEST_F(WindowsTest, AWindowOfTensorsKeepsTheirShapesAndStates) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::windows_test
