@@ -13,7 +13,7 @@ namespace shard::nccl {
 
 namespace {
 
-constexpr std::string_view kWhat = "find the memory of other ranks";
+constexpr std::string_view kFindMemory = "find the memory of other ranks";
 
 // Finds the address of each rank's memory in the window that `own` is in.
 // kNotFound where this rank does not reach it.
@@ -76,7 +76,7 @@ StatusOr<PeerMemory> FindPeerMemory(Communicator* control, RankComms* comms,
     }
     return Status();
   };
-  const Status found = AgreeOnStatus(control, kWhat, find(), deadline);
+  const Status found = AgreeOnStatus(control, kFindMemory, find(), deadline);
   if (found.code() == StatusCode::kNotFound) {
     peers.addresses.clear();
     peers.why_not = found.message();

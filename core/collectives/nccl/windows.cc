@@ -20,7 +20,7 @@ namespace shard::nccl {
 
 namespace {
 
-constexpr std::string_view kWhat = "make windows with NCCL";
+constexpr std::string_view kMakeWindows = "make windows with NCCL";
 
 // A rank that waits in NCCL asks the others in this interval.
 constexpr std::chrono::milliseconds kInterval(20);
@@ -72,21 +72,22 @@ Status CompareSizes(Communicator* control,
   const auto ranks = static_cast<size_t>(control->world_size());
   const uint64_t count = memory.size();
   std::vector<uint64_t> counts(ranks);
-  SHARD_RETURN_IF_ERROR(control->AllGather(kWhat, &count, sizeof(count),
+  SHARD_RETURN_IF_ERROR(control->AllGather(kMakeWindows, &count, sizeof(count),
                                            counts.data(), deadline));
   for (size_t r = 1; r < ranks; ++r) {
     if (counts[r] == counts[0]) continue;
-    return Desync(static_cast<int>(r), kWhat, ": rank 0 has ", counts[0],
+    return Desync(static_cast<int>(r), kMakeWindows, ": rank 0 has ", counts[0],
                   " allocations, rank ", r, " has ", counts[r]);
   }
   std::vector<uint64_t> sizes;
   for (const DeviceMemory* const it : memory) sizes.push_back(it->size());
   std::vector<uint64_t> all(ranks * count);
-  SHARD_RETURN_IF_ERROR(control->AllGather(
-      kWhat, sizes.data(), count * sizeof(sizes[0]), all.data(), deadline));
+  SHARD_RETURN_IF_ERROR(control->AllGather(kMakeWindows, sizes.data(),
+                                           count * sizeof(sizes[0]), all.data(),
+                                           deadline));
   for (size_t i = 0; i < all.size(); ++i) {
     if (all[i] == all[i % count]) continue;
-    return Desync(static_cast<int>(i / count), kWhat, ": allocation ",
+    return Desync(static_cast<int>(i / count), kMakeWindows, ": allocation ",
                   i % count, " of rank 0 has ", all[i % count],
                   " bytes, that of rank ", i / count, " has ", all[i]);
   }
@@ -120,7 +121,7 @@ class Opener {
     opened.has_aborted = true;
     const bool has_ended = comms_->Abort();
     SHARD_RETURN_IF_ERROR(AgreeOnStatus(
-        control_, kWhat,
+        control_, kMakeWindows,
         has_ended ? Status()
                   : Internal("NCCL does not end its communicators after: ",
                              opened.why_not.message()),
@@ -183,7 +184,7 @@ class Opener {
   // has ended, or to kPending.
   Status Meet(State mine, State* all) {
     std::vector<State> states(static_cast<size_t>(control_->world_size()));
-    SHARD_RETURN_IF_ERROR(control_->AllGather(kWhat, &mine, sizeof(mine),
+    SHARD_RETURN_IF_ERROR(control_->AllGather(kMakeWindows, &mine, sizeof(mine),
                                               states.data(), meeting_));
     const auto has = [&](State state) {
       return std::find(states.begin(), states.end(), state) != states.end();
@@ -205,8 +206,8 @@ class Opener {
     if (mine.message().starts_with(rank)) {
       mine = Status(mine.code(), mine.message().substr(rank.size()));
     }
-    *agreed = AgreeOnStatus(control_, kWhat, mine, meeting_);
-    return control_->Barrier(kWhat, meeting_);
+    *agreed = AgreeOnStatus(control_, kMakeWindows, mine, meeting_);
+    return control_->Barrier(kMakeWindows, meeting_);
   }
 
   Status Close(std::span<const DeviceMemory* const> memory) {
@@ -236,8 +237,9 @@ StatusOr<OpenedWindows> OpenWindows(Communicator* control, RankComms* comms,
                                     const Registration& registration,
                                     std::span<const DeviceMemory* const> memory,
                                     const Deadline& deadline) {
-  const Status reason = AgreeOnStatus(
-      control, kWhat, FindReason(comms->library(), registration), deadline);
+  const Status reason =
+      AgreeOnStatus(control, kMakeWindows,
+                    FindReason(comms->library(), registration), deadline);
   if (reason.code() == StatusCode::kNotFound) return OpenedWindows{reason};
   SHARD_RETURN_IF_ERROR(reason);
   SHARD_RETURN_IF_ERROR(CompareSizes(control, memory, deadline));
