@@ -138,38 +138,47 @@ class HostAccess::LaneUse {
  public:
   explicit LaneUse(HostAccess* access) : access_(access) {}
   ~LaneUse() {
-    if (!is_counted_) return;
-    if (!keeps_) lane_.reset();
-    access_->ReturnLane(std::move(lane_));
+    if (lane_ != nullptr && keeps_) {
+      access_->ReturnLane(std::move(lane_));
+    } else {
+      Lose();
+    }
   }
   LaneUse(const LaneUse&) = delete;
   LaneUse& operator=(const LaneUse&) = delete;
 
   // Takes an idle lane or makes one. Where there is no memory for it, waits for
-  // one that other threads use.
+  // one that other threads use, or for its memory.
   Status Take(const Deadline& deadline) {
-    {
-      const std::lock_guard<std::mutex> lock(access_->mutex_);
+    for (;;) {
+      uint64_t num_dropped = 0;
+      {
+        const std::lock_guard<std::mutex> lock(access_->mutex_);
+        if (TakeIdle()) return Status();
+        access_->idle_.reserve(access_->num_lanes_ + 1);
+        ++access_->num_lanes_;
+        is_counted_ = true;
+        num_dropped = access_->num_dropped_;
+      }
+      auto made = Lane::Create(access_->device_);
+      if (made.ok()) {
+        lane_ = *std::move(made);
+        return Status();
+      }
+      Lose();
+      if (made.status().code() != StatusCode::kResourceExhausted) {
+        return made.status();
+      }
+      std::unique_lock<std::mutex> lock(access_->mutex_);
+      access_->returned_.wait_for(lock, deadline.Remaining(), [this] {
+        return !access_->idle_.empty() || access_->num_lanes_ == 0;
+      });
       if (TakeIdle()) return Status();
-      access_->idle_.reserve(access_->num_lanes_ + 1);
-      ++access_->num_lanes_;
-      is_counted_ = true;
+      // No lane is left, and the memory of one that was dropped is free.
+      const bool is_free =
+          access_->num_lanes_ == 0 && access_->num_dropped_ != num_dropped;
+      if (!is_free) return made.status();
     }
-    auto made = Lane::Create(access_->device_);
-    if (made.ok()) {
-      lane_ = *std::move(made);
-      return Status();
-    }
-    is_counted_ = false;
-    access_->ReturnLane(nullptr);
-    if (made.status().code() != StatusCode::kResourceExhausted) {
-      return made.status();
-    }
-    std::unique_lock<std::mutex> lock(access_->mutex_);
-    access_->returned_.wait_for(lock, deadline.Remaining(), [this] {
-      return !access_->idle_.empty() || access_->num_lanes_ == 0;
-    });
-    return TakeIdle() ? Status() : made.status();
   }
 
   Lane* lane() const { return lane_.get(); }
@@ -186,6 +195,13 @@ class HostAccess::LaneUse {
     is_counted_ = true;
     return true;
   }
+  void Lose() {
+    if (!is_counted_) return;
+    is_counted_ = false;
+    const bool was_made = lane_ != nullptr;
+    lane_.reset();
+    access_->LoseLane(was_made);
+  }
 
   HostAccess* const access_;
   std::unique_ptr<Lane> lane_;
@@ -195,11 +211,14 @@ class HostAccess::LaneUse {
 
 void HostAccess::ReturnLane(std::unique_ptr<Lane> lane) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (lane == nullptr) {
-    --num_lanes_;
-  } else {
-    idle_.push_back(std::move(lane));
-  }
+  idle_.push_back(std::move(lane));
+  returned_.notify_all();
+}
+
+void HostAccess::LoseLane(bool was_made) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  --num_lanes_;
+  if (was_made) ++num_dropped_;
   returned_.notify_all();
 }
 

@@ -34,6 +34,7 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -96,8 +97,10 @@ class HostAccess {
 
   explicit HostAccess(Device* device);
 
-  // Ends the use of a lane. Null: there is one lane less.
+  // Makes a lane idle that a thread has used.
   void ReturnLane(std::unique_ptr<Lane> lane) noexcept;
+  // There is one lane less, which could not be made or was dropped.
+  void LoseLane(bool was_made) noexcept;
   // Copies in place, or by `copy` of a lane, which is kept unless it fails.
   Status Copy(std::span<const HostCopy> copies, LaneCopy copy,
               const Deadline& deadline);
@@ -115,6 +118,8 @@ class HostAccess {
   std::vector<std::unique_ptr<Lane>> idle_;  // GUARDED_BY(mutex_)
   // Lanes that are idle, in use or being made.
   size_t num_lanes_ = 0;  // GUARDED_BY(mutex_)
+  // Lanes that were made, and whose memory is free again.
+  uint64_t num_dropped_ = 0;  // GUARDED_BY(mutex_)
 };
 
 }  // namespace shard

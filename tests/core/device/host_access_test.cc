@@ -8,13 +8,20 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "core/device/forwarding_device.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/device/gate.h"
 #include "tests/core/device/guard_device.h"
@@ -234,6 +241,115 @@ TEST(HostAccessErrorTest, AFailedCopyChangesNothingAndLeavesTheNextAlone) {
     EXPECT_EQ(values[1], store ? 5u : 0u);
     EXPECT_EQ(host, store ? 5u : 0u);
   }
+}
+
+// A processor whose staging memory is that of one lane.
+class ScarceDevice : public ForwardingDevice {
+ public:
+  explicit ScarceDevice(std::shared_ptr<Device> cpu)
+      : ForwardingDevice(std::move(cpu)) {}
+
+  StatusOr<DeviceMemory> AllocateHost(size_t bytes,
+                                      std::string_view what) override {
+    {
+      const std::lock_guard<std::mutex> lock(state_->mutex);
+      if (state_->is_used) {
+        ++state_->num_refused;
+        state_->refused.notify_all();
+        return ResourceExhausted("there is no room for ", what);
+      }
+      state_->is_used = true;
+    }
+    auto memory = device().AllocateHost(bytes, what);
+    EXPECT_OK(memory);
+    std::byte* const data = memory->data();
+    return DeviceMemory(data, bytes,
+                        std::make_shared<Use>(*std::move(memory), state_));
+  }
+
+  // Waits until `count` allocations were refused.
+  bool AwaitRefused(int count) {
+    std::unique_lock<std::mutex> lock(state_->mutex);
+    return state_->refused.wait_for(lock, std::chrono::seconds(60), [&] {
+      return state_->num_refused >= count;
+    });
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable refused;
+    bool is_used = false;
+    int num_refused = 0;
+  };
+  struct Use {
+    Use(DeviceMemory owned, std::shared_ptr<State> of)
+        : memory(std::move(owned)), state(std::move(of)) {}
+    ~Use() {
+      memory = DeviceMemory();
+      const std::lock_guard<std::mutex> lock(state->mutex);
+      state->is_used = false;
+    }
+    DeviceMemory memory;
+    const std::shared_ptr<State> state;
+  };
+
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+// The copy fails that has the only lane, which other threads wait for: they
+// have its memory one after the other.
+TEST(HostAccessErrorTest, ThreadsThatWaitHaveTheMemoryOfALaneThatIsDropped) {
+  constexpr int kWaiting = 3;
+  auto cpu = OpenDevice("cpu-async?max_delay=0");
+  ASSERT_OK(cpu);
+  const auto scarce = std::make_shared<ScarceDevice>(*std::move(cpu));
+  Gate gate;
+  std::atomic<int> copies{0};
+  const auto device = testing::GuardTensors(scarce, [&] {
+    if (++copies > 1) return Status();
+    const Status passed = gate.Pass();
+    return passed.ok() ? Internal("the first copy failed") : passed;
+  });
+  auto tensor = device->Allocate(8, "a tensor");
+  ASSERT_OK(tensor);
+  const auto access = OpenNow(device.get());
+  const auto fetch = [&] {
+    uint32_t host = 5;
+    const HostCopy copy = {&host, tensor->data(), sizeof(host)};
+    return access->Fetch({&copy, 1}, Soon());
+  };
+  std::thread first([&] {
+    ExpectError(fetch(), StatusCode::kInternal, {"the first copy failed"});
+  });
+  EXPECT_TRUE(gate.AwaitArrival());
+  std::vector<std::thread> waiting;
+  for (int t = 0; t < kWaiting; ++t) {
+    waiting.emplace_back([&] { EXPECT_OK(fetch()); });
+  }
+  EXPECT_TRUE(scarce->AwaitRefused(kWaiting));
+  gate.Open();
+  first.join();
+  for (std::thread& thread : waiting) thread.join();
+}
+
+// Nobody has memory that could become free.
+TEST(HostAccessErrorTest, AThreadThatIsAloneDoesNotWaitForMemory) {
+  auto cpu = OpenDevice("cpu-async?max_delay=0");
+  ASSERT_OK(cpu);
+  const auto scarce = std::make_shared<ScarceDevice>(*std::move(cpu));
+  const auto device = testing::GuardTensors(scarce);
+  const auto used = device->AllocateHost(8, "memory of the host's");
+  ASSERT_OK(used);
+  auto tensor = device->Allocate(8, "a tensor");
+  ASSERT_OK(tensor);
+  const auto access = OpenNow(device.get());
+  uint32_t host = 5;
+  const HostCopy copy = {&host, tensor->data(), sizeof(host)};
+  const Deadline deadline = Soon();
+  ExpectError(access->Fetch({&copy, 1}, deadline),
+              StatusCode::kResourceExhausted, {"no room for staging memory"});
+  EXPECT_FALSE(deadline.Expired());
 }
 
 }  // namespace
