@@ -230,6 +230,10 @@ Status HostAccess::Reserve() {
   return Status();
 }
 
+Status HostAccess::ReserveFor(const void* tensor) {
+  return device_->IsOffloaded(tensor) ? Status() : Reserve();
+}
+
 Status HostAccess::Copy(std::span<const HostCopy> copies, LaneCopy copy,
                         const Deadline& deadline) {
   if (in_place_) {

@@ -76,6 +76,8 @@ class HostAccess {
   // Fetch or Store would make: for callers that must know before they copy
   // whether there is room.
   Status Reserve();
+  // The same where copies of a tensor at this address need them.
+  Status ReserveFor(const void* tensor);
 
   // Copy tensors to memory of the host, and the reverse. Many small copies in
   // one call wait for the device as often as a large one.

@@ -154,22 +154,25 @@ int64_t MemoryStore::Find(std::string_view key) const {
 }
 
 bool MemoryStore::Has(size_t tensor, int64_t begin, int64_t numel) const {
-  const int64_t alias_of = tensors_[tensor].tensor.alias_of;
-  const Part& part =
-      tensors_[alias_of < 0 ? tensor : static_cast<size_t>(alias_of)].part;
+  const Part& part = HeldOf(tensor).part;
   return numel == 0 ||
          (begin >= part.begin && numel <= part.begin + part.numel - begin);
+}
+
+const MemoryStore::Held& MemoryStore::HeldOf(size_t tensor) const {
+  const int64_t alias_of = tensors_[tensor].tensor.alias_of;
+  return tensors_[alias_of < 0 ? tensor : static_cast<size_t>(alias_of)];
+}
+
+Status MemoryStore::ReserveRead(size_t tensor) const {
+  const Part& part = HeldOf(tensor).part;
+  if (!reserve_ || part.numel == 0) return Status();
+  return reserve_(part.data);
 }
 
 Status MemoryStore::Read(std::span<const ReadRequest> requests,
                          const ReadOptions& options,
                          const PieceSink& sink) const {
-  const auto held_of = [&](const ReadRequest& request) -> const Held& {
-    const Held& held = tensors_[request.tensor];
-    return held.tensor.alias_of < 0
-               ? held
-               : tensors_[static_cast<size_t>(held.tensor.alias_of)];
-  };
   uint64_t total = 0;
   for (const ReadRequest& request : requests) {
     if (request.tensor >= tensors_.size()) {
@@ -177,7 +180,7 @@ Status MemoryStore::Read(std::span<const ReadRequest> requests,
                         " does not exist; the state dict has ",
                         tensors_.size());
     }
-    const Held& held = held_of(request);
+    const Held& held = HeldOf(request.tensor);
     const Part& part = held.part;
     if (request.begin < part.begin || request.numel < 0 ||
         request.numel > part.begin + part.numel - request.begin) {
@@ -193,7 +196,7 @@ Status MemoryStore::Read(std::span<const ReadRequest> requests,
   for (size_t r = 0; r < requests.size(); ++r) {
     const ReadRequest& request = requests[r];
     if (request.numel == 0) continue;
-    const Held& held = held_of(request);
+    const Held& held = HeldOf(request.tensor);
     SHARD_RETURN_IF_ERROR(ReadRequested(r, request, held, sink));
     SHARD_RETURN_IF_ERROR(progress.Add(static_cast<uint64_t>(request.numel) *
                                        ElementSize(held.tensor.type)));

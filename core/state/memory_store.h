@@ -57,9 +57,14 @@ class MemoryStore : public TensorStore {
   // from the threads that read the store.
   using FetchPart =
       std::function<Status(const std::byte* from, size_t bytes, void* to)>;
+  // Makes what fetches of the part at `from` need.
+  using ReservePart = std::function<Status(const std::byte* from)>;
   // Sets how the bytes of parts are read. They are read where they lie
   // otherwise.
-  void FetchPartsWith(FetchPart fetch) { fetch_ = std::move(fetch); }
+  void FetchPartsWith(FetchPart fetch, ReservePart reserve) {
+    fetch_ = std::move(fetch);
+    reserve_ = std::move(reserve);
+  }
   bool fetches_parts() const { return fetch_ != nullptr; }
 
   // Adds a whole tensor. Errors, with the value: a key that is empty, not UTF-8
@@ -83,6 +88,7 @@ class MemoryStore : public TensorStore {
   TensorInfo tensor(size_t index) const override;
   int64_t Find(std::string_view key) const override;
   bool Has(size_t tensor, int64_t begin, int64_t numel) const override;
+  Status ReserveRead(size_t tensor) const override;
   // Reads requests whole: one piece each, or where parts are fetched, one per
   // kFetchedBytes. kOutOfRange also for elements that are not here.
   Status Read(std::span<const ReadRequest> requests, const ReadOptions& options,
@@ -109,6 +115,8 @@ class MemoryStore : public TensorStore {
     Part part;
   };
 
+  // Returns what has the elements of a tensor: of an alias, its target.
+  const Held& HeldOf(size_t tensor) const;
   Status AddHeld(Tensor tensor, const Part& part, bool whole, size_t bytes);
   // Reads request number `index`, whose elements `held` has.
   Status ReadRequested(size_t index, const ReadRequest& request,
@@ -120,6 +128,7 @@ class MemoryStore : public TensorStore {
   std::map<std::string_view, size_t> index_;
   std::map<std::string, double, std::less<>> numbers_;
   FetchPart fetch_;  // Empty: parts are memory of the host.
+  ReservePart reserve_;
 };
 
 }  // namespace shard

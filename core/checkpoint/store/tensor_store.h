@@ -72,6 +72,10 @@ class TensorStore {
     return true;
   }
 
+  // Makes what a Read of a tensor needs for as long as the store lives, for
+  // callers that must know before they read whether there is room.
+  virtual Status ReserveRead(size_t /*tensor*/) const { return Status(); }
+
   // Reads elements. Every element of every request reaches the sink exactly
   // once, in no particular order. An alias reads as its target. Memory: a few
   // MiB per thread. Errors: those of CheckRequest; kCorrupt names tensor and

@@ -24,6 +24,31 @@ using Kind = EntryMatch::Kind;
 
 }  // namespace
 
+Status StateReader::Reserve(const TensorStore& store,
+                            const std::vector<StateEntry>& entries,
+                            const std::vector<EntryMatch>& matches,
+                            bool from_rank0) const {
+  for (size_t e = 0; e < entries.size(); ++e) {
+    const EntryMatch& match = matches[e];
+    if (match.kind == Kind::kNone) continue;
+    const OwnedElements owned = OwnedBy(plan_, entries[e], rank_);
+    // Rank 0 reads whole tensors.
+    if (from_rank0 ? rank_ == 0 : owned.numel > 0) {
+      SHARD_RETURN_IF_ERROR(store.ReserveRead(match.tensor));
+      if (match.kind == Kind::kDecode) {
+        SHARD_RETURN_IF_ERROR(store.ReserveRead(match.scales));
+      }
+    }
+    if (owned.numel == 0) continue;
+    // Kernels encode from values in the device's memory.
+    SHARD_RETURN_IF_ERROR(match.kind == Kind::kEncode
+                              ? access_->Reserve()
+                              : access_->ReserveFor(LocalData(
+                                    plan_, memory_, entries[e], owned, rank_)));
+  }
+  return Status();
+}
+
 Status StateReader::Read(const TensorStore& store,
                          const std::vector<StateEntry>& entries,
                          const std::vector<EntryMatch>& matches,

@@ -42,6 +42,12 @@ class StateReader {
         stream_(stream),
         deadline_(deadline) {}
 
+  // Makes the staging memory through which Read or ReadFromRank0 copies
+  // elements, which write none before. Local.
+  Status Reserve(const TensorStore& store,
+                 const std::vector<StateEntry>& entries,
+                 const std::vector<EntryMatch>& matches, bool from_rank0) const;
+
   // Reads the entries as `matches`, by entry, says. Local. Master weights that
   // are not loaded are set from their parameters. After an error, some elements
   // may have been written. Memory: a few MiB per thread; for a state that is

@@ -100,11 +100,12 @@ Status TrainingState::AddLocal(const StateOptions& options,
                          OpenAccess(*deps_.runtime, deps_.device, deadline));
   if (!access->in_place()) {
     store->FetchPartsWith(
-        [access = std::move(access), timeout = deps_.comm->timeout()](
-            const std::byte* from, size_t bytes, void* to) {
+        [access, timeout = deps_.comm->timeout()](const std::byte* from,
+                                                  size_t bytes, void* to) {
           const HostCopy copy = {to, from, bytes};
           return access->Fetch({&copy, 1}, Deadline::After(timeout));
-        });
+        },
+        [access](const std::byte* from) { return access->ReserveFor(from); });
   }
   SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
                          ListStateEntries(plan_, options));
@@ -320,15 +321,17 @@ StatusOr<std::vector<EntryMatch>> TrainingState::LoadTensors(
   }
 
   SHARD_ASSIGN_OR_RETURN(const auto access, OpenAccessOrAbort(deadline));
+  StateReader reader(plan_, memory(), deps_.hypers->optimizers(), deps_.comm,
+                     access.get(), &deps_.runtime->compute(), deadline);
   Status local = CheckElements(store, entries, matches, options);
-  if (local.ok()) local = access->Reserve();
+  if (local.ok()) {
+    local = reader.Reserve(store, entries, matches, options.from_rank0);
+  }
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(deps_.comm, "load: elements", local, deadline.Exchange()));
 
   // Memory is written from here on: after an error the old values are lost.
   const bool params = options.state.content != StateContent::kOptimizer;
-  StateReader reader(plan_, memory(), deps_.hypers->optimizers(), deps_.comm,
-                     access.get(), &deps_.runtime->compute(), deadline);
   ReadOptions read;
   read.threads = options.threads;
   read.verify = options.verify;

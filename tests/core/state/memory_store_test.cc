@@ -33,10 +33,12 @@ void AddElsewhere(const std::vector<double>& numbers,
                   const std::vector<double>& elsewhere, MemoryStore* store) {
   const auto* const to = reinterpret_cast<const std::byte*>(numbers.data());
   const auto* const from = reinterpret_cast<const std::byte*>(elsewhere.data());
-  store->FetchPartsWith([=](const std::byte* at, size_t bytes, void* copy) {
-    std::memcpy(copy, to + (at - from), bytes);
-    return Status();
-  });
+  store->FetchPartsWith(
+      [=](const std::byte* at, size_t bytes, void* copy) {
+        std::memcpy(copy, to + (at - from), bytes);
+        return Status();
+      },
+      nullptr);
   MemoryStore::Tensor tensor;
   tensor.key = "weight";
   tensor.type = ElementType::kF64;
@@ -75,9 +77,9 @@ TEST(MemoryStoreTest, AnErrorOfFetchingIsReturned) {
   const std::vector<double> numbers = Numbers();
   MemoryStore store;
   AddElsewhere(numbers, numbers, &store);
-  store.FetchPartsWith([](const std::byte*, size_t, void*) {
-    return DeadlineExceeded("too late");
-  });
+  store.FetchPartsWith([](const std::byte*, size_t,
+                          void*) { return DeadlineExceeded("too late"); },
+                       nullptr);
   const ReadRequest request = {0, 3, kNumel};
   ExpectError(store.Read({&request, 1}, ReadOptions(),
                          [](size_t, int64_t, int64_t, const std::byte*) {
@@ -85,6 +87,37 @@ TEST(MemoryStoreTest, AnErrorOfFetchingIsReturned) {
                          }),
               StatusCode::kDeadlineExceeded, {"too late"});
   ExpectError(store.CopyPart(0), StatusCode::kDeadlineExceeded, {"too late"});
+}
+
+TEST(MemoryStoreTest, ReservesForPartsThatAreFetched) {
+  const std::vector<double> numbers = Numbers();
+  const auto* const from = reinterpret_cast<const std::byte*>(numbers.data());
+  MemoryStore store;
+  AddElsewhere(numbers, numbers, &store);
+  MemoryStore::Tensor alias;
+  alias.key = "same";
+  alias.type = ElementType::kF64;
+  alias.shape = {kNumel + 3};
+  alias.alias_of = 0;
+  ASSERT_OK(store.AddPart(std::move(alias), {}));
+  MemoryStore::Tensor elsewhere;  // Another rank has its elements.
+  elsewhere.key = "other";
+  elsewhere.type = ElementType::kF64;
+  elsewhere.shape = {2};
+  ASSERT_OK(store.AddPart(std::move(elsewhere), {}));
+  std::vector<const std::byte*> reserved;
+  store.FetchPartsWith(
+      [](const std::byte*, size_t, void*) { return Status(); },
+      [&](const std::byte* part) {
+        reserved.push_back(part);
+        return reserved.size() < 2 ? Status() : ResourceExhausted("no room");
+      });
+  ASSERT_OK(store.ReserveRead(2));
+  EXPECT_TRUE(reserved.empty());
+  ASSERT_OK(store.ReserveRead(0));
+  ExpectError(store.ReserveRead(1), StatusCode::kResourceExhausted,
+              {"no room"});
+  EXPECT_EQ(reserved, std::vector<const std::byte*>({from, from}));
 }
 
 }  // namespace
