@@ -3,6 +3,7 @@
 memory, in plain ctypes."""
 
 import ctypes
+import sys
 
 from ._c import DType
 
@@ -46,12 +47,8 @@ def _function(name, result, *arguments):
 
 _new = _function("PyCapsule_New", ctypes.py_object, ctypes.c_void_p,
                  ctypes.c_char_p, ctypes.c_void_p)
-# These take the address of a capsule, which may be dying.
-_is_valid = _function("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p,
+_is_valid = _function("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object,
                       ctypes.c_char_p)
-_get = _function("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p,
-                 ctypes.c_char_p)
-# These take a capsule that is alive.
 _pointer_of = _function("PyCapsule_GetPointer", ctypes.c_void_p,
                         ctypes.py_object, ctypes.c_char_p)
 _set_name = _function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object,
@@ -59,7 +56,7 @@ _set_name = _function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object,
 
 _NAME = b"dltensor"
 _TAKEN = b"used_dltensor"
-_alive = {}  # Address of a tensor to what it needs.
+_alive = {}  # Address of a tensor to what it needs, and to its capsule.
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -68,16 +65,27 @@ def _delete(address):
     _alive.pop(address, None)
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-def _drop(capsule):
-    """Called when a capsule dies: frees a tensor that no consumer took. A
-    consumer renames the capsule."""
-    if _is_valid(capsule, _NAME):
-        _alive.pop(_get(capsule, _NAME), None)
+def _references(entry):
+    return sys.getrefcount(entry[-1])
+
+
+_UNSHARED = _references((object(),))
+
+
+def drop_untaken():
+    """Frees tensors whose capsules nobody took, and nobody has any more. A
+    capsule with a destructor would free its tensor at once, but consumers that
+    refuse a tensor drop the capsule with their exception set, and no function
+    of Python can run then."""
+    for address, entry in list(_alive.items()):
+        # A consumer renames the capsule.
+        if _references(entry) <= _UNSHARED and _is_valid(entry[-1], _NAME):
+            _alive.pop(address, None)
 
 
 def make_capsule(view):
     """Returns a view as a capsule that keeps the view's memory alive."""
+    drop_untaken()
     if view.dtype not in _TYPES:
         raise BufferError(f"DLPack has no {view.dtype.name}")
     code, bits = _TYPES[view.dtype]
@@ -88,8 +96,9 @@ def make_capsule(view):
         lanes=1, shape=shape,
         deleter=ctypes.cast(_delete, ctypes.c_void_p))
     address = ctypes.addressof(tensor)
-    _alive[address] = tensor, shape, view.memory
-    return _new(address, _NAME, ctypes.cast(_drop, ctypes.c_void_p))
+    capsule = _new(address, _NAME, None)
+    _alive[address] = tensor, shape, view.memory, capsule
+    return capsule
 
 
 class TakenTensor:

@@ -3,6 +3,7 @@
 """
 
 import copy
+import ctypes
 import gc
 import os
 import pickle
@@ -346,8 +347,39 @@ class DlpackTest(SdkTest):
         with local_engine() as engine:
             capsule = engine.param_view(0).__dlpack__()
             self.assertEqual(len(_dlpack._alive), 1)
+            other = engine.param_view(1).__dlpack__()
+            self.assertEqual(len(_dlpack._alive), 2)
+            # With the next capsule, or once an engine lets go of its memory.
             del capsule
-            self.assertEqual(_dlpack._alive, {})
+            capsule = engine.param_view(1).__dlpack__()
+            self.assertEqual(len(_dlpack._alive), 2)
+            del capsule, other
+        self.assertEqual(_dlpack._alive, {})
+
+    def test_a_view_that_numpy_refuses_is_lent_no_more(self):
+        from shard import _dlpack, _views
+        for dtype, device in ((DType.BF16, (1, 0)), (DType.F32, (2, 0))):
+            memory = ctypes.create_string_buffer(64)
+            view = _views.View(ctypes.addressof(memory), dtype, [4], memory,
+                               True, device=device)
+            with self.assertRaisesRegex(Exception, "Unsupported d") as caught:
+                numpy.from_dlpack(view)
+            self.assertNotIsInstance(caught.exception, SystemError)
+            lent = weakref.ref(view.memory)
+            del view
+            _dlpack.drop_untaken()
+            self.assertIsNone(lent())
+        self.assertEqual(_dlpack._alive, {})
+
+    def test_a_plan_changes_after_numpy_has_refused_a_view(self):
+        model = shard.Model("Net")
+        weight = model.add_param(0, "weight", DType.BF16, [4])
+        with shard.Comm("local:") as comm, shard.Engine(
+                shard.Plan(model, world_size=1), comm) as engine:
+            engine.broadcast_params()
+            with self.assertRaisesRegex(Exception, "Unsupported d"):
+                numpy.from_dlpack(engine.param_view(weight))
+            engine.set_trainable([weight], False)
 
 
 if __name__ == "__main__":
