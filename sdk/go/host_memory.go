@@ -35,6 +35,10 @@ func HostMemoryCreate(bytes int) (*HostMemory, error) {
 // HostMemoryAt describes memory that the program has elsewhere outside of Go's
 // heap, such as syscall.Mmap's or another library's. The program keeps it valid
 // until Close, and until no engine is bound to it.
+//
+// Data may be an address in the memory of a GPU, which an engine on that GPU can
+// bind. libshard cannot tell: View describes it as the host's memory, whose
+// elements the program must not use then.
 func HostMemoryAt(data unsafe.Pointer, bytes int) (*HostMemory, error) {
 	if data == nil || bytes < 0 {
 		return nil, newError(InvalidArgument, "%d bytes at %p are no memory", bytes, data)

@@ -4,6 +4,7 @@
 import copy
 import gc
 import unittest
+from unittest import mock
 
 import shard
 from sdk_testing import run_ranks
@@ -314,6 +315,16 @@ class StepTest(TorchTest):
             net.to("meta")
             with self.assertRaisesRegex(ValueError, "is on meta"):
                 shard.torch.Optimizer(net, comm)
+
+    def test_a_gpu_is_refused_on_all_ranks(self):
+        def work(comm):
+            with self.assertRaisesRegex(ValueError, "'cpu'.*shard.Engine has"):
+                shard.torch.Optimizer(make_net(), comm, device="cpu")
+            return True
+
+        # As an engine of "cuda:0" says it, for which there need be no GPU.
+        with mock.patch.object(shard.Engine, "device", (2, 0)):
+            self.assertEqual(run_ranks(RANKS, work), [True] * RANKS)
 
     def test_a_module_outlives_its_optimizer(self):
         with shard.Comm("local:") as comm:

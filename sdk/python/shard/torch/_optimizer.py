@@ -8,6 +8,7 @@ from .._comm import Comm
 from .._engine import Engine
 from .._handles import Unique
 from .._plan import Plan
+from .._views import HOST_MEMORY
 from ._gradients import ShardedGradients, WholeGradients
 from ._hyper import group_values, hyper_text, numbers_of
 from ._modules import Declaration
@@ -28,7 +29,8 @@ class Optimizer(Unique, torch.optim.Optimizer):
                as for torch's optimizers; "optimizer" for another text
 
     Other options are those of Plan and Engine: stage (0, 1 or 2; default 1),
-    wrap, partition, loss_scaling, missing_grads and so on. Learning-rate
+    wrap, partition, loss_scaling, missing_grads and so on; the device is the
+    cpu, "cpu" or "cpu-async". Learning-rate
     schedulers of torch set param_groups, which every rank sets alike.
 
     `engine` has all else that libshard can do. COLLECTIVE, as step, save, load,
@@ -54,6 +56,12 @@ class Optimizer(Unique, torch.optim.Optimizer):
         plan = Plan(self._declared.model, world_size=comm.world_size,
                     optimizer=optimizer, **options)
         self.engine = Engine(plan, comm, **engine_options)
+        if tuple(self.engine.device) != HOST_MEMORY:
+            # On all ranks, where rank 0 alone would fail to set values.
+            self.engine.close()
+            raise ValueError(f"device is {engine_options.get('device')!r};"
+                             " shard.torch has the cpu, where the module's"
+                             " tensors are; shard.Engine has GPUs")
         self.report = None
         self._declared.give_values(self.engine)
         self._attach()
