@@ -3,7 +3,7 @@
 // Two ranks on the device cuda, over the fake of its driver, that shard
 // optimizer states and masters which are offloaded to the host's memory, and in
 // stages 2 and 3 gradients and parameters, too. Parameters, states and masters
-// have the bits of ranks on the host.
+// have the bits of ranks on the host, and both memories are as planned.
 
 #include <gtest/gtest.h>
 
@@ -114,6 +114,13 @@ TEST_P(OffloadRanksTest, HaveTheBitsOfTheHost) {
       ASSERT_OK(made);
       Engine* const engine = made->get();
       masters[comm->rank()] = CountMasters(*engine, offloads);
+      if (offloads) {
+        // GPUs share no memory.
+        const MemoryReport planned =
+            (*plan)->Memory(false, &kOffload, Processor::kGpu);
+        EXPECT_EQ(engine->Memory().DeviceTotal(), planned.DeviceTotal());
+        EXPECT_EQ(engine->Memory().PinnedTotal(), planned.PinnedTotal());
+      }
       if (offloads) ASSERT_OK(engine->SetStream(stream->get()));
       UnitTrainer trainer(training, engine);
       trainer.Fill();
