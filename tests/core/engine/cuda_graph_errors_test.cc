@@ -3,6 +3,7 @@
 // A replay that cannot be, or that fails, and a capture that lacks something,
 // on the fake of the driver, are errors after which training goes on.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -259,6 +260,19 @@ TEST_F(GraphErrorsTest, AStepWithANormIsNotReplayedWithoutOneNorTheReverse) {
     ASSERT_OK(engine->Step(other, nullptr));
     EXPECT_EQ(engine->step(), 1);
   }
+}
+
+// Its graph has a second pass, which others have not.
+TEST_F(GraphErrorsTest, AStepWithANormOfItsOwnIsNotReplayedAsAnother) {
+  StepOptions cubic = Clipped();
+  cubic.grad_norm_type = 3;
+  Host host(MakeUnscaled("adamw"));
+  ASSERT_OK(host.Capture(cubic));
+  ExpectError(host.engine()->BeforeReplay(Clipped()),
+              StatusCode::kFailedPrecondition,
+              {"it has a norm with a p of its own, and this step a norm of the "
+               "gradients"});
+  EXPECT_OK(host.engine()->BeforeReplay(cubic));
 }
 
 // A graph has one row of constants where all parameters did as many steps.
@@ -530,13 +544,23 @@ TEST(GraphRanksTest, AFailureOfNcclInACaptureIsFinal) {
                                    {.rank = 1});
     }
     ASSERT_OK(comm->Barrier("fails", Deadline::After(30)));
+    // The engine and the family each tell what ended them.
+    const auto ends = [](const Status& status) {
+      EXPECT_TRUE(status.code() == StatusCode::kInternal ||
+                  status.code() == StatusCode::kPoisoned);
+      EXPECT_THAT(
+          status.ToString(),
+          ::testing::AllOf(
+              ::testing::HasSubstr("INTERNAL: rank 1: step: global norm"),
+              ::testing::HasSubstr("ncclAllGather fails")));
+    };
     ASSERT_OK(host->CaptureWith([&]() -> Status {
       SHARD_RETURN_IF_ERROR(engine->CaptureBegin());
-      EXPECT_FALSE(engine->Step(Clipped(), nullptr).ok());
-      EXPECT_FALSE(engine->CaptureEnd().ok());
+      ends(engine->Step(Clipped(), nullptr));
+      ends(engine->CaptureEnd());
       return Status();
     }));
-    EXPECT_FALSE(engine->Step(Clipped(), nullptr).ok());
+    ends(engine->Step(Clipped(), nullptr));
   });
 }
 

@@ -31,6 +31,7 @@
 #include "tests/core/engine/nccl_training.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/core/engine/unit_training.h"
+#include "tests/core/engine/whole_state.h"
 #include "tests/fake_cuda/graph_api.h"
 #include "tests/fake_nccl/fake_nccl_fixture.h"
 #include "tests/ranks/ranks.h"
@@ -218,6 +219,7 @@ class NcclGraphsTest : public ::testing::TestWithParam<Form> {};
 TEST_P(NcclGraphsTest, ReplaysHaveTheBitsOfSteps) {
   const Form& form = GetParam();
   std::vector<std::byte> expected[kRanks];
+  WholeState states[2];  // Of plain steps, and of replays.
   for (const bool replays : {false, true}) {
     RunRanks(form, 20, [&](Host* host, Communicator* comm) {
       Engine* const engine = host->engine();
@@ -233,6 +235,7 @@ TEST_P(NcclGraphsTest, ReplaysHaveTheBitsOfSteps) {
       }
       const std::vector<std::byte> params = host->Params();
       EXPECT_EQ(engine->step(), form.steps - 2);
+      states[replays].Add(*engine);
       auto& mine = expected[comm->rank()];
       if (replays) {
         EXPECT_TRUE(params == mine);
@@ -242,6 +245,7 @@ TEST_P(NcclGraphsTest, ReplaysHaveTheBitsOfSteps) {
     });
   }
   EXPECT_TRUE(expected[0] == expected[1]);
+  EXPECT_EQ(states[1].Differences(states[0]), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(
