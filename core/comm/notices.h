@@ -86,8 +86,8 @@ class Notices {
   // announced. Any thread.
   virtual void RecordEnd(uint64_t /*number*/, const Status& /*result*/) {}
 
-  // Returns the error with which these notices ended, as it was recorded; OK
-  // while they go on, or were not used since another part of the family ended.
+  // Returns the error that has ended the family, as it was recorded; OK while
+  // it goes on. Any part of the family may have ended it.
   virtual Status failure() const = 0;
 };
 

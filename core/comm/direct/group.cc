@@ -126,7 +126,7 @@ bool Group::failed() const {
 
 Status Group::failure() const {
   const State now = state();
-  return now.failer >= 0 ? Recorded(now) : Status();
+  return now.failer >= 0 ? Recorded(now) : OriginFailure();
 }
 
 bool Group::is_shut_down() const { return shut_down_ || origin().shut_down_; }

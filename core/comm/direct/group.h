@@ -137,8 +137,8 @@ class Group {
 
   // Returns whether the group or its origin has failed.
   bool failed() const;
-  // Returns the error that ended the group, as it was recorded; OK while it
-  // goes on, though its origin may have failed.
+  // Returns the error that ended the group, or else its origin, as it was
+  // recorded; OK while both go on.
   Status failure() const;
 
   // Shuts down after the last collective: a duplicate alone, or an origin with

@@ -17,6 +17,7 @@
 #include "core/comm/communicator.h"
 #include "core/comm/host_waits.h"
 #include "core/comm/notices.h"
+#include "tests/core/base/comes_true.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/comm/backends.h"
 #include "tests/core/comm/duplicates.h"
@@ -109,6 +110,18 @@ TEST_P(NoticesFaultTest, AnAbortOfTheCommunicatorEndsThem) {
       EXPECT_EQ(status.rank(), 1);
       EXPECT_TRUE(Contains(status.message(), "CANCELLED: enough"));
     }
+    EXPECT_EQ(poster->Post().code(), StatusCode::kPoisoned);
+  });
+}
+
+// Nobody uses the notices once the communicator has ended.
+TEST_P(NoticesFaultTest, TheErrorOfAnotherPartIsTheirFailure) {
+  Run(2, [](Communicator* comm, Poster* poster, Communicator*) {
+    if (comm->rank() == 1) comm->Abort(Cancelled("enough"));
+    EXPECT_TRUE(ComesTrue([&] { return !(*poster)->failure().ok(); }));
+    const Status failure = (*poster)->failure();
+    EXPECT_EQ(failure.rank(), 1) << failure.ToString();
+    EXPECT_TRUE(Contains(failure.message(), "CANCELLED: enough"));
     EXPECT_EQ(poster->Post().code(), StatusCode::kPoisoned);
   });
 }

@@ -152,6 +152,64 @@ TEST(DifferentUnitsTest, AReductionOfUnitsOfOneSizeIsADesync) {
       });
 }
 
+// Rank 1 goes on with another unit, while rank 0 waits for its first one.
+TEST(DifferentUnitsTest,
+     ARankThatAnnouncesAnotherUnitHasTheErrorOfOneThatWaits) {
+  UnitTraining training = SixBlocks();
+  training.plan.stage = 2;
+  training.plan.world_size = 2;
+  training.plan.prefetch = 1;  // Gradients of two units.
+  const auto plan = PlanOf(training);
+  ASSERT_OK(plan);
+  ASSERT_TRUE(ShardsAsItsStage(**plan));
+  LoneRanks ranks(2);
+  std::atomic<bool> holds = false;
+  std::atomic<int> in_collective = 0;
+  std::barrier<> ready(2);
+  std::array<std::string, 2> texts;
+  ranks.Run(
+      [&](const std::shared_ptr<Communicator>& comm) {
+        const auto engine = CreateEngine(*plan, comm);
+        ASSERT_OK(engine);
+        ASSERT_OK((*engine)->BroadcastParams(0));
+        const auto family = OpenProposals(comm.get(), Soon());
+        ASSERT_OK(family);
+        const int rank = comm->rank();
+        for (const int32_t unit : {5, 2}) {
+          ASSERT_OK((*engine)->UnitAcquire(unit, Pass::kBackward, 0));
+        }
+        ready.arrive_and_wait();
+        if (rank == 0) {
+          ranks.HoldAll();
+          holds = true;
+        }
+        ready.arrive_and_wait();
+        ASSERT_OK((*engine)->MarkUnitGradsReady(rank == 1 ? 2 : 5));
+        Status status;
+        if (rank == 0) {
+          status = (*engine)->ZeroGrad();
+        } else {
+          EXPECT_TRUE(ComesTrue([&] {
+            return !(*family)->Check(1, "another", Deadline::After(1000)).ok();
+          }));
+          status = (*engine)->MarkUnitGradsReady(5);
+        }
+        ExpectError(status, StatusCode::kDesync,
+                    {"rank 0 called ", "'reduce gradients of unit 5'",
+                     "rank 1 called ", "'reduce gradients of unit 2'"});
+        EXPECT_EQ(status.rank(), 1);
+        texts[static_cast<size_t>(rank)] = status.ToString();
+        ExpectError((*engine)->ZeroGrad(), StatusCode::kDesync, {});
+      },
+      [&](std::string_view what) {
+        if (holds && what.starts_with("reduce gradients") &&
+            ++in_collective == 2) {
+          ranks.LetAll();
+        }
+      });
+  EXPECT_EQ(texts[0], texts[1]);
+}
+
 // --- all ranks name the same rank -------------------------------------------
 
 Proposal Gather(int32_t unit) {
