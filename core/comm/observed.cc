@@ -103,8 +103,9 @@ class ObservedNotices final : public Notices {
         return notices_->Await(number, compare, recv, deadline);
       });
     };
-    // The record of an earlier notice stays that of one that was posted.
-    if (number != number_) return await();
+    // The record of an earlier notice stays that of one that was posted, and
+    // that of a collective ends by RecordEnd.
+    if (number != number_ || describe_) return await();
     ring().Await(posted_);
     const Status status = await();
     End(status);

@@ -15,6 +15,7 @@
 #include "core/base/dtype.h"
 #include "core/base/strings.h"
 #include "core/collectives/nccl/pause.h"
+#include "core/comm/first_difference.h"
 
 namespace shard::nccl {
 
@@ -42,6 +43,20 @@ std::string_view NameOf(Announcement::Kind kind) {
     default:
       return "a broadcast";
   }
+}
+
+constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
+
+bool IsSame(const Announcement& a, const Announcement& b) {
+  return std::memcmp(&a, &b, sizeof(Announcement)) == 0;
+}
+
+// Returns what announcements are compared with: a CompareFirst.
+Notices::Compare CompareCalls(uint64_t* first) {
+  return [first](int, uint64_t number, const void* theirs, const void* ours) {
+    if (std::memcmp(theirs, ours, sizeof(Announcement)) == 0) return;
+    *first = std::min(*first, number);
+  };
 }
 
 }  // namespace
@@ -119,29 +134,29 @@ StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(
 
 Status Watchdog::Announce(const Announcement& mine, const Deadline& deadline) {
   ++announced_;
-  Status differs;
-  const Status posted = shared_->notices->Post(
-      &mine,
-      [&](int rank, uint64_t number, const void* theirs, const void* ours) {
-        if (std::memcmp(theirs, ours, sizeof(Announcement)) == 0 ||
-            !differs.ok()) {
-          return;
-        }
-        Announcement other;
-        Announcement own;
-        std::memcpy(&other, theirs, sizeof(other));
-        std::memcpy(&own, ours, sizeof(own));
-        differs =
-            Desync(rank, "the ranks enqueued different collectives: ", "rank ",
-                   shared_->comms->rank(), " ", own.ToText(), ", rank ", rank,
-                   " ", other.ToText(), " (collective ", number,
-                   "); every rank must make the same calls in the same "
-                   "order");
-      },
-      deadline);
-  SHARD_RETURN_IF_ERROR(posted);
-  if (!differs.ok()) Report(differs);
+  uint64_t different = kNone;
+  SHARD_RETURN_IF_ERROR(
+      shared_->notices->Post(&mine, CompareCalls(&different), deadline));
+  if (different == kNone) return Status();
+  const Status differs = FindDifferent(different, deadline);
+  Report(differs);
   return differs;
+}
+
+Status Watchdog::FindDifferent(uint64_t number, const Deadline& deadline) {
+  std::vector<Announcement> all(
+      static_cast<size_t>(shared_->comms->world_size()));
+  SHARD_RETURN_IF_ERROR(AwaitFirstDifference(
+      shared_->notices.get(), CompareCalls, &number, all.data(), deadline));
+  // Where any two ranks differ, one differs from rank 0.
+  size_t other = 1;
+  while (other + 1 < all.size() && IsSame(all[other], all[0])) ++other;
+  shared_->notices->Fail(Desync(
+      static_cast<int>(other),
+      "the ranks enqueued different collectives: rank 0 ", all[0].ToText(),
+      ", rank ", other, " ", all[other].ToText(), " (collective ", number,
+      "); every rank must make the same calls in the same order"));
+  return shared_->notices->failure();
 }
 
 Watchdog::CheckUntil Watchdog::Checks(std::string name,

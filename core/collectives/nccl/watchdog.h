@@ -83,7 +83,9 @@ class Watchdog {
       double timeout);
 
   // Announces this rank's next collective. Errors: those of the family; kDesync
-  // for a rank that has announced another one.
+  // where ranks have announced different ones. All ranks name the first that
+  // has not announced what rank 0 has, for which they wait until all have come
+  // to that collective.
   Status Announce(const Announcement& mine, const Deadline& deadline);
 
   // Returns what makes checks of the collective that was announced last, for
@@ -175,6 +177,9 @@ class Watchdog {
   explicit Watchdog(std::shared_ptr<Shared> shared)
       : shared_(std::move(shared)) {}
   static Status WatchOne(Shared* shared, const Work& work);
+  // Ends the family with the error of the first collectives that differ.
+  // `number`: those of some that do. Returns the family's error.
+  Status FindDifferent(uint64_t number, const Deadline& deadline);
 
   const std::shared_ptr<Shared> shared_;
   uint64_t announced_ = 0;

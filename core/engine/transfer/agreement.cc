@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "core/base/strings.h"
+#include "core/comm/first_difference.h"
 
 namespace shard {
 
@@ -199,14 +200,10 @@ StatusOr<Decision> Agreement::Agree(Proposal mine, const Status& local,
 }
 
 Status Agreement::FailDifferent(uint64_t number, const Deadline& deadline) {
-  // Which ranks the error names depends on all, and another rank may find moves
-  // that differ before these. Once all ranks have posted this number, this one
-  // knows those, too.
-  for (uint64_t first = number;; number = first) {
-    SHARD_RETURN_IF_ERROR(notices_->Await(number, CompareMoves(&first),
-                                          proposals_.data(), deadline));
-    if (first == number) break;
-  }
+  // Which ranks the error names depends on all.
+  SHARD_RETURN_IF_ERROR(AwaitFirstDifference(
+      notices_, [this](uint64_t* first) { return CompareMoves(first); },
+      &number, proposals_.data(), deadline));
   if (SomeFailed(proposals_)) return FailedError(Status(), deadline);
   return DecideNow().status();
 }

@@ -25,14 +25,18 @@ namespace shard::testing {
 inline constexpr double kFaultSeconds = 1;
 inline constexpr size_t kFaultBytes = 400;
 
-// Gathers `bytes` bytes of each rank, and returns the stream's status.
-inline Status Gather(NcclRank* rank, size_t bytes = kFaultBytes) {
+// Gathers `bytes` bytes of each rank, and returns the stream's status. Calls
+// `on_enqueued` when the host has enqueued it.
+inline Status Gather(
+    NcclRank* rank, size_t bytes = kFaultBytes,
+    const std::function<void()>& on_enqueued = [] {}) {
   const auto ranks = static_cast<size_t>(rank->comm->world_size());
   const DeviceTensor all(rank, std::vector<unsigned char>(ranks * bytes));
   auto* const own = static_cast<unsigned char*>(all.data()) +
                     static_cast<size_t>(rank->comm->rank()) * bytes;
   rank->collectives->AllGatherBlocks("gather", rank->all, own, bytes,
                                      all.data(), rank->stream.get());
+  on_enqueued();
   const Status status = rank->Synchronize();
   rank->stream->Settle(Soon());
   return status;

@@ -9,6 +9,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -18,8 +20,10 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "core/base/strings.h"
 #include "core/collectives/collectives.h"
 #include "core/comm/communicator.h"
+#include "tests/core/base/comes_true.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/in_child.h"
 #include "tests/core/base/sanitizers.h"
@@ -96,6 +100,35 @@ TEST(NcclFaultsTest, RanksThatCallDifferentThingsAreNamed) {
                  "rank 2 an all-gather 'gather' of 200 bytes over 3 ranks"));
     EXPECT_FALSE(Contains(status.message(), "this rank"));
   });
+}
+
+// Rank 0 is the first to enqueue, so that the others find the difference.
+TEST(NcclFaultsTest, TheFirstThatDiffersFromRank0IsNamedByAll) {
+  for (const int odd : {0, 1, 2}) {
+    SCOPED_TRACE(odd);
+    std::atomic<bool> enqueued = false;
+    RunNcclRanks([&](NcclRank* rank) {
+      const int self = rank->comm->rank();
+      if (self != 0) {
+        EXPECT_TRUE(ComesTrue([&] { return enqueued.load(); }));
+      }
+      const Status status =
+          Gather(rank, self == odd ? kFaultBytes / 2 : kFaultBytes, [&] {
+            if (self == 0) enqueued = true;
+          });
+      ExpectEnd(status, StatusCode::kDesync);
+      const int named = std::max(odd, 1);
+      EXPECT_EQ(status.rank(), named) << status.ToString();
+      EXPECT_TRUE(Contains(
+          status.message(),
+          StrCat("rank 0 an all-gather 'gather' of ", odd == 0 ? 200 : 400,
+                 " bytes over 3 ranks, rank ", named,
+                 " an all-gather 'gather' of ", odd == 0 ? 400 : 200,
+                 " bytes over 3 ranks (collective 2)")));
+      // A collective that nobody has begun has not ended.
+      EXPECT_EQ(RecordOf(*rank)[1]["state"], "failed");
+    });
+  }
 }
 
 TEST(NcclFaultsTest, RanksThatCallInAnotherOrderAreNamed) {
