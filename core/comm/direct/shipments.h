@@ -51,7 +51,7 @@ struct Shipments {
 };
 
 // The most hosts of a group: a rank can name each of the others in a round. A
-// job of more is refused when the host that is one too many comes
+// job of more is refused on all of them once they have come
 // (core/comm/network/helper/roster.h).
 inline constexpr int kMaxHosts = static_cast<int>(Shipments::kMost) + 1;
 

@@ -71,16 +71,6 @@ Status Roster::AddRanks(uint64_t number, std::span<const int32_t> ranks,
                            "; give each process a rank of its own"),
                     rank);
     }
-    if (host.ranks == 0 && with_ranks_ == most_hosts_) {
-      return Status(
-          StatusCode::kInvalidArgument,
-          StrCat("host ", Describe(number), " with rank ", rank, " is number ",
-                 most_hosts_ + 1, " of the hosts of this job (", come_ + 1,
-                 " of ", world_size,
-                 " ranks have come); libshard has room for at most ",
-                 most_hosts_, " hosts: start more ranks on each"),
-          rank);
-    }
     if (host.ranks == 0) ++with_ranks_;
     owner = number;
     ++come_;
@@ -114,6 +104,12 @@ Status Roster::RemoveHost(uint64_t number) {
 
 StatusOr<std::vector<HostEntry>> Roster::MakeTable(
     std::vector<uint64_t>* numbers) const {
+  if (with_ranks_ > most_hosts_) {
+    return InvalidArgument("the ", owners_.size(), " ranks of this job are on ",
+                           with_ranks_,
+                           " hosts; libshard has room for at most ",
+                           most_hosts_, " hosts: start more ranks on each");
+  }
   std::vector<HostEntry> table;
   numbers->clear();
   for (size_t rank = 0; rank < owners_.size();) {

@@ -36,7 +36,7 @@ class Roster {
   void AddHost(uint64_t host, std::string name, const SocketAddress& address);
   // Adds ranks to a host. `world_size` is what these ranks were told. The error
   // is that of the whole job: a rank out of range, one that is there already,
-  // another world size, or one host too many.
+  // or another world size.
   Status AddRanks(uint64_t host, std::span<const int32_t> ranks,
                   int world_size);
   // Removes a host. Returns kRankLost for one that had ranks: the job cannot
@@ -56,8 +56,9 @@ class Roster {
   const std::string& name(uint64_t host) const { return hosts_.at(host).name; }
 
   // Returns the hosts that have ranks, and sets `*numbers` to the callers'
-  // numbers of them. An error when the ranks of a host are not contiguous.
-  // REQUIRES: whole().
+  // numbers of them. An error when there are too many, or the ranks of a host
+  // are not contiguous. Too many are an error here and not when they come: once
+  // all have come, each is connected and is told. REQUIRES: whole().
   StatusOr<std::vector<HostEntry>> MakeTable(
       std::vector<uint64_t>* numbers) const;
 

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/fd.h"
 #include "core/comm/network/helper/rendezvous.h"
 #include "tests/core/comm/network/helper/helper_testing.h"
 #include "tests/ranks/ranks.h"
@@ -158,23 +159,35 @@ TEST(ManyHostsTest, TheMasterCollectsAndPublishes) {
   testing::ExpectAllPassed(results);
 }
 
-TEST(ManyHostsTest, OneHostTooManyIsTheErrorOfAll) {
-  constexpr int kHosts = direct::kMaxHosts + 1;
+// The last hosts come once one too many has come: each is told of the error.
+TEST(ManyHostsTest, TooManyHostsAreTheErrorOfAll) {
+  constexpr int kLate = 3;
+  constexpr int kHosts = direct::kMaxHosts + 1 + kLate;
   const uint16_t port = FreePort();
+  int has_come[2];
+  ASSERT_EQ(::pipe(has_come), 0);
+  const Fd reads(has_come[0]);
+  const Fd writes(has_come[1]);
   const auto results = testing::RunRanks(
       1 + kProcesses,
       [&](const testing::Rank& process) {
+        const auto is_right = [](const Status& told) {
+          return told.code() == StatusCode::kInvalidArgument &&
+                 told.message() ==
+                     "the 346 ranks of this job are on 346 hosts; libshard has "
+                     "room for at most 342 hosts: start more ranks on each";
+        };
+        if (process.rank() == kProcesses) {
+          char byte;
+          ASSERT_EQ(::read(reads.get(), &byte, 1), 1);
+          RunMembers(port, kHosts - kLate, kLate, kHosts, is_right);
+          return;
+        }
         if (process.rank() > 0) {
-          const int first = (process.rank() - 1) * kHosts / kProcesses;
-          const int end = process.rank() * kHosts / kProcesses;
-          RunMembers(port, first, end - first, kHosts, [](const Status& told) {
-            return told.code() == StatusCode::kInvalidArgument &&
-                   told.message().find(
-                       " is number 343 of the hosts of this "
-                       "job (343 of 343 ranks have come); "
-                       "libshard has room for at most 342") !=
-                       std::string::npos;
-          });
+          const int others = kHosts - kLate;
+          const int first = (process.rank() - 1) * others / (kProcesses - 1);
+          const int end = process.rank() * others / (kProcesses - 1);
+          RunMembers(port, first, end - first, kHosts, is_right);
           return;
         }
         const auto loop = MakeLoop();
@@ -185,13 +198,13 @@ TEST(ManyHostsTest, OneHostTooManyIsTheErrorOfAll) {
                                       .deadline = Deadline::After(100),
                                       .silence_seconds = 60});
         ASSERT_OK(master);
+        const auto& roster = (*master)->roster();
+        ASSERT_TRUE(RunUntil(
+            loop.get(), [&] { return roster.come() == kHosts - kLate; }, 90));
+        ASSERT_EQ(::write(writes.get(), "", 1), 1);
         ASSERT_TRUE(RunUntil(
             loop.get(),
-            [&] {
-              return (*master)->roster().hosts() == kHosts &&
-                     (*master)->members() == 0;
-            },
-            90));
+            [&] { return roster.whole() && (*master)->members() == 0; }, 90));
       },
       110);
   testing::ExpectAllPassed(results);

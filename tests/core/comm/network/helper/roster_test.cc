@@ -90,17 +90,27 @@ TEST(RosterTest, RanksOfAHostMustBeContiguous) {
 }
 
 // A host that has no rank yet is none of the job.
-TEST(RosterTest, OneHostTooManyIsRefusedWhenItsRankComes) {
-  Roster roster = MakeRoster(4, 6, 2);
+TEST(RosterTest, TooManyHostsAreRefusedOnceAllRanksHaveCome) {
+  Roster roster = MakeRoster(5, 6, 2);
   ASSERT_OK(Add(&roster, 1, {3}));
   ASSERT_OK(Add(&roster, 2, {}));
-  ASSERT_OK(Add(&roster, 3, {5}));
+  ASSERT_OK(Add(&roster, 3, {4, 5}));
   ASSERT_OK(Add(&roster, 1, {2}));
-  const Status refused = Add(&roster, 0, {1});
-  ExpectInvalid(refused, {"host node-0 (10.0.0.0) with rank 1 is number 3 of "
-                          "the hosts of this job (4 of 6 ranks have come)",
-                          "at most 2 hosts: start more ranks on each"});
-  EXPECT_EQ(refused.rank(), 1);
+  ASSERT_OK(Add(&roster, 0, {1}));
+  ASSERT_OK(Add(&roster, 4, {0}));
+  ASSERT_TRUE(roster.whole());
+  std::vector<uint64_t> numbers;
+  const auto table = roster.MakeTable(&numbers);
+  ExpectInvalid(table, {"the 6 ranks of this job are on 4 hosts",
+                        "at most 2 hosts: start more ranks on each"});
+  EXPECT_EQ(table.status().rank(), -1);
+  // One of them leaves before.
+  Roster fits = MakeRoster(3, 2, 2);
+  ASSERT_OK(Add(&fits, 0, {1}));
+  EXPECT_FALSE(fits.RemoveHost(0).ok());
+  ASSERT_OK(Add(&fits, 1, {1}));
+  ASSERT_OK(Add(&fits, 2, {0}));
+  EXPECT_OK(fits.MakeTable(&numbers));
 }
 
 TEST(RosterTest, AHostThatLeavesIsLostWithItsLowestRank) {
