@@ -137,7 +137,8 @@ class Stream {
   virtual void Fail(const Status& /*error*/) {}
 
   // Runs `work` on a thread of the host, in stream order. `what` names the work
-  // in errors. REQUIRES: `work` ends by itself: its waits have deadlines.
+  // in errors, and is valid until it has run or was dropped. REQUIRES: `work`
+  // ends by itself: its waits have deadlines.
   virtual void Call(std::string_view what, std::function<Status()> work) = 0;
 
   // Runs `give` in stream order, in the thread that gives the device its work,

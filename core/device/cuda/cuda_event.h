@@ -8,7 +8,7 @@
 
 #include <atomic>
 #include <memory>
-#include <string_view>
+#include <string>
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
@@ -43,7 +43,7 @@ class CudaEvent final : public EventState {
   const std::shared_ptr<StreamCore> core_;
   CuEvent event_ = nullptr;
   Event given_;
-  std::string_view last_;  // The work that the stream was given before.
+  const std::string last_;  // The work that the stream was given before.
   mutable std::atomic<bool> is_done_ = false;
 };
 

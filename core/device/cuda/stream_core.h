@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "core/base/deadline.h"
@@ -75,9 +76,9 @@ class StreamCore {
       Fail(InContext(what, status));
     }
   }
-  // The work that the stream was given last: a literal, for errors.
+  // The work that the stream was given last, for errors.
   void set_last(std::string_view what) { last_ = what; }
-  std::string_view last() const { return last_; }
+  const std::string& last() const { return last_; }
 
   // As Stream's. `host` is the host's stream. An error of captured work is that
   // of the capture alone, until its end. REQUIRES: the context is current, here
@@ -118,8 +119,9 @@ class StreamCore {
   std::atomic<bool> poisoned_ = false;
   Status poison_;         // GUARDED_BY(mutex_)
   Status capture_error_;  // GUARDED_BY(mutex_)
-  // An event may be the first that a stream is given.
-  std::string_view last_ = "record an event";
+  // An event may be the first that a stream is given. A copy: a name may go
+  // with the plan or the engine that it is of, before the stream or an event.
+  std::string last_ = "record an event";
   // Held while an error is set, and while the queue is taken away.
   mutable std::mutex mutex_;
   std::unique_ptr<WorkQueue> queue_;
