@@ -15,10 +15,13 @@
 // every two ranks one compares their proposals. A rank that can do nothing but
 // wait for others, in join or with an error of its own, meets them.
 //
-// Errors are the same on all ranks: that of the first operations that differ,
-// as the proposals of all ranks have them. Ranks that all wait in the meeting
-// go on after the error. A rank that has announced its operation does not learn
-// of the error there, which therefore ends the family of the communicator.
+// Errors have the same code and rank on all ranks: those of the first
+// operations that differ, as the proposals of all ranks have them. Where the
+// announcements of two hosts cross, one rank may find the difference here and
+// another one in the collective, which says it in other words: "do different
+// things", "called different things". Ranks that all wait in the meeting go on
+// after the error. A rank that has announced its operation does not learn of
+// the error there, which therefore ends the family of the communicator.
 //
 // Threads: one at a time; see Meetings.
 
