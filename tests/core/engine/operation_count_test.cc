@@ -40,6 +40,7 @@ struct Form {
   const char* optimizer;
   DType dtype = DType::kF32;
   Masters masters = Masters::kF32;
+  bool tries_norms = false;
 };
 
 // Returns five units of 2,000 rows of 25 elements each, cut into `params`
@@ -135,6 +136,9 @@ TEST_P(OperationCountTest, DoesNotGrowWithTheNumberOfParameters) {
   for (const int stage : {1, 2, 3}) {
     for (const char* link : {"", "direct=0"}) {
       for (const StepOptions& step : {StepOptions(), clipped, by_p}) {
+        // Norms are the same for all optimizers.
+        if (!form.tries_norms && step.max_grad_norm == 0) continue;
+        if (!form.tries_norms && step.grad_norm_type == 3) continue;
         SCOPED_TRACE(StrCat("stage ", stage, " ", link, ", norm ",
                             step.max_grad_norm, " of ", step.grad_norm_type));
         Counts few = CountStep(form, stage, link, 10, step);
@@ -165,17 +169,18 @@ TEST(BoundOperationCountTest, DoesNotGrowWithTheNumberOfParameters) {
 
 INSTANTIATE_TEST_SUITE_P(
     Forms, OperationCountTest,
-    ::testing::Values(Form{.name = "adamw", .optimizer = "adamw"},
-                      Form{.name = "adamw_bf16_stochastic",
-                           .optimizer = "adamw?states=bf16",
-                           .dtype = DType::kBF16,
-                           .masters = Masters::kNoneStochastic},
-                      Form{.name = "adamw_q8", .optimizer = "adamw?states=q8"},
-                      Form{.name = "lamb", .optimizer = "lamb"},
-                      Form{.name = "adafactor_bf16",
-                           .optimizer = "adafactor",
-                           .dtype = DType::kBF16},
-                      Form{.name = "muon", .optimizer = "muon"}),
+    ::testing::Values(
+        Form{.name = "adamw", .optimizer = "adamw", .tries_norms = true},
+        Form{.name = "adamw_bf16_stochastic",
+             .optimizer = "adamw?states=bf16",
+             .dtype = DType::kBF16,
+             .masters = Masters::kNoneStochastic},
+        Form{.name = "adamw_q8", .optimizer = "adamw?states=q8"},
+        Form{.name = "lamb", .optimizer = "lamb"},
+        Form{.name = "adafactor_bf16",
+             .optimizer = "adafactor",
+             .dtype = DType::kBF16},
+        Form{.name = "muon", .optimizer = "muon"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -174,14 +174,16 @@ class StepModel {
     const double beta1 = hypers_[AdamW::kBeta1];
     const double beta2 = hypers_[AdamW::kBeta2];
     const double lr = hypers_[AdamW::kLr];
+    const double correction1 = 1 - std::pow(beta1, t);
+    const double correction2 = 1 - std::pow(beta2, t);
     for (size_t i = 0; i < sum.size(); ++i) {
       const double g = sum[i] * coefficient;
       param->m[i] = beta1 * param->m[i] + (1 - beta1) * g;
       param->v[i] = beta2 * param->v[i] + (1 - beta2) * g * g;
-      const double root = std::sqrt(param->v[i] / (1 - std::pow(beta2, t)));
+      const double root = std::sqrt(param->v[i] / correction2);
       param->values[i] *= 1 - lr * hypers_[AdamW::kWeightDecay];
-      param->values[i] -= lr * (param->m[i] / (1 - std::pow(beta1, t))) /
-                          (root + hypers_[AdamW::kEps]);
+      param->values[i] -=
+          lr * (param->m[i] / correction1) / (root + hypers_[AdamW::kEps]);
     }
   }
 
