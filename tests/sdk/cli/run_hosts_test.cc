@@ -221,7 +221,7 @@ TEST(RunHostsTest, OneFailsAndAllHostsEnd) {
   EXPECT_EQ(result.code, 3);
   EXPECT_EQ(result.error,
             "shardctl: rank 2 (host b) ended with code 3; ending the others\n");
-  EXPECT_TRUE(alive.Ends(0));
+  EXPECT_TRUE(alive.Ends(5));
 }
 
 // The first failure is on one host, and its cause on the other.
@@ -264,7 +264,7 @@ TEST(RunHostsTest, StubbornRanksAreKilled) {
   const Result result = shardctl.Wait();
   EXPECT_EQ(result.code, 128 + SIGKILL);
   EXPECT_TRUE(Has(result.error, "did not end within 5 s; killing them"));
-  EXPECT_TRUE(alive.Ends(0));
+  EXPECT_TRUE(alive.Ends(5));
 }
 
 TEST(RunHostsTest, TheSecondSignalKills) {
