@@ -1195,9 +1195,10 @@ extern "C" {
     /// case. With NCCL `registered_bytes` is how much of the tensors' memory is
     /// registered with it, and where nothing is, `not_registered` says why;
     /// `window_bytes` is how much of that all ranks have in windows, and where an
-    /// engine of several ranks is created without any, `no_windows` says why. With step=one_kernel and several ranks
-    /// `one_kernel` is whether a step may be one launch, and where none is,
-    /// `not_one_kernel` says why. More keys may come. Local.
+    /// engine of several ranks is created without any, `no_windows` says why. With
+    /// step=one_kernel and several ranks `one_kernel` is whether a step may be one
+    /// launch, and where none is, `not_one_kernel` says why. More keys may come.
+    /// Local.
     /// ```
     #[must_use]
     pub fn shard_engine_json(engine: *const shard_engine, buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;

@@ -106,10 +106,10 @@ TEST(RosterTest, TooManyHostsAreRefusedOnceAllRanksHaveCome) {
   EXPECT_EQ(table.status().rank(), -1);
   // One of them leaves before.
   Roster fits = MakeRoster(3, 2, 2);
-  ASSERT_OK(Add(&fits, 0, {1}));
+  ASSERT_OK(Add(&fits, 0, {1}, 2));
   EXPECT_FALSE(fits.RemoveHost(0).ok());
-  ASSERT_OK(Add(&fits, 1, {1}));
-  ASSERT_OK(Add(&fits, 2, {0}));
+  ASSERT_OK(Add(&fits, 1, {1}, 2));
+  ASSERT_OK(Add(&fits, 2, {0}, 2));
   EXPECT_OK(fits.MakeTable(&numbers));
 }
 
