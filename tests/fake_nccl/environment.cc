@@ -18,6 +18,8 @@
 //   SHARD_FAKE_NCCL_COUNTS=FILE Written at the end: "SYMBOL CALLS BYTES", a
 //   line
 //                               per entry point.
+//
+// And NCCL's own NCCL_SOCKET_IFNAME, at each call: see interfaces.h.
 
 #include <unistd.h>
 

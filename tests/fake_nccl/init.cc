@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/fake_cuda/fake_cuda.h"
+#include "tests/fake_nccl/interfaces.h"
 
 namespace shard::testing::fake_nccl {
 
@@ -127,6 +128,7 @@ Result Init(Entry* entry, Comm** made, int nranks, const UniqueId& id, int rank,
                        "CommInitRank : comm argument is NULL");
   }
   *made = nullptr;
+  if (!HasInterface()) return entry->Fail(Result::kInvalidUsage, kNoInterface);
   if (nranks < 1 || rank < 0 || rank >= nranks) {
     return entry->Fail(Result::kInvalidArgument,
                        "Invalid rank requested : " + std::to_string(rank) +
@@ -196,6 +198,7 @@ Result ncclGetVersion(int* version) {
 
 Result ncclGetUniqueId(UniqueId* id) {
   SHARD_FAKE_NCCL_ENTER_FREE(ncclGetUniqueId);
+  if (!HasInterface()) return entry.Fail(Result::kInvalidUsage, kNoInterface);
   if (id == nullptr) return entry.Return(Result::kInvalidArgument);
   unsigned long long word = 0;
   if (getrandom(&word, sizeof(word), 0) != sizeof(word)) {

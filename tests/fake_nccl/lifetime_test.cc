@@ -3,9 +3,11 @@
 // Communicators of the fake NCCL: how they begin, answer and end.
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/fake_nccl/nccl_testing.h"
@@ -142,6 +144,34 @@ TEST_F(LifetimeTest, ConfigurationsAreChecked) {
   EXPECT_STREQ(ncclGetLastError(nullptr), "Invalid rank requested : 1/1");
   EXPECT_EQ(ncclCommInitRank(&comm, 1, {}, 0), Result::kInvalidArgument);
   EXPECT_EQ(comm, nullptr);
+}
+
+// As NCCL 2.28.9 does, on a machine that has its loopback alone, too.
+TEST_F(LifetimeTest, AnInterfaceOfItsNameIsNeeded) {
+  const Rank rank(0, 0);
+  for (const auto& [names, is_there] :
+       {std::pair("no_such", false), std::pair("=l", false),
+        std::pair("l", true), std::pair("no_such,lo", true),
+        std::pair("=lo", true), std::pair("^no_such", true),
+        std::pair("^", true)}) {
+    SCOPED_TRACE(names);
+    ASSERT_EQ(::setenv("NCCL_SOCKET_IFNAME", names, 1), 0);
+    const Result expected = is_there ? Result::kSuccess : Result::kInvalidUsage;
+    UniqueId id = {};
+    EXPECT_EQ(ncclGetUniqueId(&id), expected);
+    Comm* comm = nullptr;
+    const Result begun = rank.Begin(1, is_there ? id : id_, &comm);
+    EXPECT_EQ(begun, is_there ? Result::kInProgress : expected);
+    if (is_there) {
+      EXPECT_NCCL(Rank::Await(comm));
+      Rank::Finish(comm);
+    } else {
+      EXPECT_EQ(comm, nullptr);
+      EXPECT_STREQ(ncclGetLastError(nullptr),
+                   "Bootstrap : no socket interface found");
+    }
+  }
+  ASSERT_EQ(::unsetenv("NCCL_SOCKET_IFNAME"), 0);
 }
 
 TEST_F(LifetimeTest, ADeviceHasOneRankBefore230) {

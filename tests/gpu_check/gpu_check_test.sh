@@ -258,6 +258,11 @@ for fault in ncclBroadcast:2:2 ncclCommSplit:1:3 ncclMemAlloc:1:1; do
   grep -q "FAILED .*${fault%%:*}\( on rank 0\)\?: " "$TEST_TMPDIR/out" ||
     fail "$fault: $(<"$TEST_TMPDIR/out")"
 done
+# An interface that is not there is named.
+(export NCCL_SOCKET_IFNAME=no_such && check --part nccl) &&
+  fail "there is no interface no_such"
+grep -q "FAILED libshard's own check: .*ncclGetUniqueId: .*(NCCL_SOCKET_IFNAME=no_such)" \
+  "$TEST_TMPDIR/out" || fail "$(<"$TEST_TMPDIR/out")"
 mkdir "$TEST_TMPDIR/no_nccl"
 head -c 4096 /dev/zero >"$TEST_TMPDIR/no_nccl/libnccl.so.2"
 LD_LIBRARY_PATH="$TEST_TMPDIR/no_nccl:$LD_LIBRARY_PATH" check --part nccl ||

@@ -107,11 +107,11 @@ TEST_F(DoctorNcclTest, AnOldLibraryIsNamed) {
 }
 
 TEST_F(DoctorNcclTest, AStartThatFailsIsNamedWithItsInterfaces) {
-  const Variable fail("SHARD_FAKE_NCCL_FAIL", "ncclGetUniqueId:1:5");
   const Variable names("NCCL_SOCKET_IFNAME", "no_such");
   ExamineWithBoth();
   ExpectHas(Found("cuda:0 alone"),
-            {"warn ", "ncclGetUniqueId", "(NCCL_SOCKET_IFNAME=no_such)"});
+            {"warn ", "ncclGetUniqueId", "no socket interface found",
+             "(NCCL_SOCKET_IFNAME=no_such)"});
   ExpectHas(Remedy("NCCL_SOCKET_IFNAME"), {"name one of: "});
 }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Collectives by NCCL of ranks that are processes, each with fakes of its own:
-// one of them is killed.
+// one of them is killed, or has another library or variable than the others.
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <stdlib.h>
 
 #include <chrono>
 #include <cstddef>
@@ -107,6 +108,40 @@ TEST(NcclProcessesTest, DifferentVersionsAreNamed) {
     EXPECT_EQ(fake_nccl::Count().Calls("ncclGetUniqueId"), 0u);
     EXPECT_OK((*comm)->Shutdown(Soon()));
   }));
+}
+
+// The variable of one rank names no interface of its host. The others wait for
+// that rank in NCCL, and get its error with that variable.
+TEST(NcclProcessesTest, TheInterfaceThatARankLacksIsNamedOnAllRanks) {
+  const std::string url = UrlFor(Backend::kShm, UniqueName(), kRanks);
+  for (int lacking = 0; lacking < kRanks; ++lacking) {
+    SCOPED_TRACE(StrCat("rank ", lacking));
+    ExpectAllPassed(RunRanks(kRanks, [&](const Rank& me) {
+      const bool is_lacking = me.rank() == lacking;
+      ASSERT_EQ(
+          ::setenv("NCCL_SOCKET_IFNAME", is_lacking ? "no_such" : "lo", 1), 0);
+      const FakeNccl fake(OneGpuEach(kRanks));
+      const auto comm = OpenCommunicator(
+          StrCat(url, "-", lacking), {.rank = me.rank(), .world_size = kRanks});
+      ASSERT_OK(comm);
+      const auto device = cuda::OpenDevice(StrCat(me.rank()));
+      ASSERT_OK(device);
+      const auto begin = std::chrono::steady_clock::now();
+      const auto opened = OpenCollectives(
+          comm->get(), device->get(), {{RankSet::All(kRanks)}},
+          {.transport = Transport::kNccl}, Deadline::After(kTimeout));
+      const std::chrono::duration<double> took =
+          std::chrono::steady_clock::now() - begin;
+      EXPECT_LT(took.count(), kTimeout / 2);
+      ExpectError(
+          opened, StatusCode::kInvalidArgument,
+          {StrCat("rank ", lacking, ": ",
+                  lacking == 0 ? "ncclGetUniqueId" : "ncclCommInitRankConfig"),
+           "no socket interface found",
+           "(NCCL_SOCKET_IFNAME=no_such) with shardctl doctor --nccl"});
+      EXPECT_EQ(opened.status().rank(), lacking);
+    }));
+  }
 }
 
 }  // namespace

@@ -147,8 +147,7 @@ TEST(NcclStartTest, AUniqueIdThatNcclDoesNotMakeEndsAtTheDeadline) {
 
 // One result of one call on one rank is the error of all, which names the rank.
 TEST(NcclStartTest, AnErrorOfOneRankIsThatOfAll) {
-  // As with an interface that is not there.
-  ASSERT_EQ(::setenv("NCCL_SOCKET_IFNAME", "no_such", 1), 0);
+  ASSERT_EQ(::setenv("NCCL_SOCKET_IFNAME", "lo", 1), 0);
   for (const char* const symbol : {"ncclGetUniqueId", "ncclCommInitRankConfig",
                                    "ncclCommSplit", "ncclCommGetAsyncError"}) {
     for (int result = 1; result < static_cast<int>(Result::kInProgress);
@@ -164,9 +163,20 @@ TEST(NcclStartTest, AnErrorOfOneRankIsThatOfAll) {
         ExpectError(
             status, opened[0].code(),
             {StrCat("rank ", failed, ": nccl"), StrCat("(", result, ")"),
-             "(NCCL_SOCKET_IFNAME=no_such) with shardctl doctor"});
+             "(NCCL_SOCKET_IFNAME=lo) with shardctl doctor --nccl"});
       }
     }
+  }
+  ASSERT_EQ(::unsetenv("NCCL_SOCKET_IFNAME"), 0);
+}
+
+TEST(NcclStartTest, AnInterfaceThatIsNotThereIsNamedOnAllRanks) {
+  ASSERT_EQ(::setenv("NCCL_SOCKET_IFNAME", "no_such", 1), 0);
+  const FakeNccl fake(OneGpuEach(kRanks));
+  for (const Status& status : OpenAll()) {
+    ExpectError(status, StatusCode::kInvalidArgument,
+                {"rank 0: ncclGetUniqueId", "no socket interface found",
+                 "(NCCL_SOCKET_IFNAME=no_such) with shardctl doctor --nccl"});
   }
   ASSERT_EQ(::unsetenv("NCCL_SOCKET_IFNAME"), 0);
 }
