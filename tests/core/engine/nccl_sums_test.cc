@@ -173,8 +173,10 @@ Status ReadParams(Engine* engine, Result* result) {
 }
 
 // Trains two steps. `counts` receives what NCCL did in the second on rank 0.
+// `link`: as for RunThreadRanks.
 Result Train(const std::string& device, const Sums& sums, Counts* counts,
-             const testing::fake_nccl::Options& options = {}) {
+             const testing::fake_nccl::Options& options = {},
+             const std::string& link = "direct=0") {
   const FakeNccl fake(Gpus(sums.ranks), options);
   const auto plan = PlanOf(sums);
   Result result;
@@ -224,7 +226,7 @@ Result Train(const std::string& device, const Sums& sums, Counts* counts,
           result.bf16 = read.bf16;
         }
       },
-      30, "direct=0");
+      30, link);
   return result;
 }
 
@@ -248,7 +250,7 @@ void ExpectSameMoved(const Result& gpus, const Result& cpus) {
 class NcclSumsTest : public ::testing::TestWithParam<Sums> {};
 
 // The sums of f32 gradients are NCCL's, all others are those of ranks on
-// processors.
+// processors. Deterministic ones are those of ranks that share memory, too.
 TEST_P(NcclSumsTest, HaveTheBitsAndTheCallsOfTheirOrder) {
   const Sums& sums = GetParam();
   Counts counts;
@@ -267,6 +269,14 @@ TEST_P(NcclSumsTest, HaveTheBitsAndTheCallsOfTheirOrder) {
     EXPECT_EQ(gpus.f32 == cpus.f32, same);
   }
   EXPECT_LT(Difference(gpus.f32, cpus.f32), 1e-4);
+  if (sums.deterministic) {
+    const Result shared = Train("cpu", sums, &none, {}, "direct=1");
+    ASSERT_EQ(shared.f32.size(), gpus.f32.size());
+    if (SHARD_TESTS_THREAD_SANITIZER == 0) {
+      EXPECT_TRUE(gpus.f32 == shared.f32);
+      EXPECT_TRUE(gpus.bf16 == shared.bf16);
+    }
+  }
 
   const bool two_levels = sums.group_size > 0 && !sums.deterministic;
   const uint64_t levels = two_levels ? 2 : 1;
@@ -288,10 +298,11 @@ TEST_P(NcclSumsTest, HaveTheBitsAndTheCallsOfTheirOrder) {
 
 INSTANTIATE_TEST_SUITE_P(
     Forms, NcclSumsTest,
-    ::testing::Values(Sums{1}, Sums{2}, Sums{3}, Sums{3, 2}, Sums{1, 0, true},
-                      Sums{2, 0, true}, Sums{3, 0, true}, Sums{3, 2, true},
-                      Sums{1, 0, false, 2}, Sums{2, 0, false, 3},
-                      Sums{3, 0, false, 2}, Sums{3, 0, false, 3}),
+    ::testing::Values(Sums{0}, Sums{1}, Sums{2}, Sums{3}, Sums{3, 2},
+                      Sums{0, 0, true}, Sums{1, 0, true}, Sums{2, 0, true},
+                      Sums{3, 0, true}, Sums{3, 2, true}, Sums{1, 0, false, 2},
+                      Sums{2, 0, false, 3}, Sums{3, 0, false, 2},
+                      Sums{3, 0, false, 3}),
     [](const auto& info) { return info.param.Name(); });
 
 class NcclClippingTest : public ::testing::TestWithParam<Sums> {};
