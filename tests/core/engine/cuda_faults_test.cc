@@ -31,6 +31,7 @@
 #include "tests/core/base/hang_alarm.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/cuda_training.h"
+#include "tests/core/engine/sixty_calls.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/fake_cuda/fake_cuda_fixture.h"
 
@@ -287,22 +288,6 @@ class Trainings {
 // ---- Each call -------------------------------------------------------------
 
 bool IsLong() { return std::getenv("SHARD_TEST_LONG") != nullptr; }
-
-// Returns the numbers of the first 20 calls, of the last 20, and of 20 between.
-std::vector<uint64_t> SixtyOf(uint64_t calls) {
-  constexpr uint64_t kEach = 20;
-  std::vector<uint64_t> numbers;
-  for (uint64_t n = 1; n <= calls; ++n) {
-    // Counted from the first call of those between.
-    const uint64_t at = n - kEach;
-    const uint64_t between = calls - 2 * kEach;
-    const bool is_at_an_end = n <= kEach || n + kEach > calls;
-    if (is_at_an_end || at * kEach / between != (at - 1) * kEach / between) {
-      numbers.push_back(n);
-    }
-  }
-  return numbers;
-}
 
 // Returns the numbers of at most `most` calls, from the first to the last.
 std::vector<uint64_t> SomeOf(uint64_t calls, uint64_t most) {

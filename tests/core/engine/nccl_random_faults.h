@@ -20,6 +20,7 @@
 #include "tests/core/base/dice.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/nccl_training.h"
+#include "tests/core/engine/sixty_calls.h"
 #include "tests/fake_nccl/fake_nccl.h"
 
 namespace shard::nccl_random_faults {
@@ -119,6 +120,16 @@ inline void DrawFailedCall(Dice* dice, Case* drawn) {
   if (drawn->symbol == "ncclMemAlloc" || drawn->symbol == "ncclCommRegister") {
     drawn->step = 0;
   }
+}
+
+// Returns the numbers of the calls of an entry point that fail, one at a time:
+// in the long form up to 60, else the first one and one in the middle.
+inline std::vector<uint64_t> NumbersOf(uint64_t calls) {
+  // ncclCommGetAsyncError has hundreds of calls, as many as there is time for.
+  if (std::getenv("SHARD_TEST_LONG") != nullptr) return SixtyOf(calls);
+  std::vector<uint64_t> numbers = {1};
+  if (calls > 1) numbers.push_back(1 + (calls + 1) / 2);
+  return numbers;
 }
 
 inline Case Draw(Kind kind, bool is_hybrid, uint64_t seed) {
