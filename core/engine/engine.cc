@@ -4,13 +4,10 @@
 
 #include "core/engine/engine.h"
 
-#include <algorithm>
 #include <utility>
 
-#include "core/base/json_writer.h"
 #include "core/base/out_of_memory.h"
 #include "core/base/strings.h"
-#include "core/collectives/collectives.h"
 #include "core/engine/memory/param_place.h"
 #include "core/engine/params/host_tensors.h"
 #include "core/engine/params/log_warnings.h"
@@ -311,43 +308,6 @@ Status Engine::BeforeReplay(const StatusOr<StepOptions>& options) {
     return steps_.BeforeReplay(options, CheckTraining("before_replay"),
                                deadline);
   });
-}
-
-std::string Engine::ToJson() const {
-  const Collectives& collectives = runtime_->collectives();
-  const auto& buffers = runtime_->plan()->buffers();
-  const bool library_sums =
-      comm_->world_size() > 1 &&
-      std::any_of(buffers.begin(), buffers.end(), [&](const auto& buffer) {
-        return buffer.trainable &&
-               collectives.order(buffer.grad_dtype) == SumOrder::kLibrary;
-      });
-  JsonWriter json;
-  json.BeginObject();
-  json.Field("device", device_->name());
-  json.Field("transport", comm_->world_size() == 1 ? "none"
-                          : SharesTensors()        ? "direct"
-                                                   : collectives.transport());
-  json.Field("sum_order", library_sums ? "library" : "ranks");
-  if (const auto registered = collectives.registered()) {
-    json.Field("registered_bytes", registered->bytes);
-    if (!registered->why_not.empty()) {
-      json.Field("not_registered", registered->why_not);
-    }
-    if (registered->shared_bytes > 0) {
-      json.Field("window_bytes", registered->shared_bytes);
-    } else if (!registered->why_not_shared.empty()) {
-      json.Field("no_windows", registered->why_not_shared);
-    }
-  }
-  if (const PeerStep* const peers = runtime_->peers(); peers != nullptr) {
-    json.Field("one_kernel", peers->why_not().empty());
-    if (!peers->why_not().empty()) {
-      json.Field("not_one_kernel", peers->why_not());
-    }
-  }
-  json.EndObject();
-  return json.text();
 }
 
 Status Engine::SetStream(void* native) {

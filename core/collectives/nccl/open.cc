@@ -36,6 +36,19 @@ std::optional<std::pair<size_t, size_t>> FindShared(
   return std::nullopt;
 }
 
+// Returns how sums begin to be told: those of one set of ranks, or of each set.
+std::string TextOf(std::span<const RankSet> sets) {
+  std::string sizes;
+  int count = 0;
+  for (const RankSet& set : sets) {
+    if (set.count == 1) continue;
+    StrAppend(&sizes, count == 0 ? "" : ", ", set.count);
+    ++count;
+  }
+  if (count < 2) return ",";
+  return StrCat(" in sets of ", sizes, " ranks; in each of these");
+}
+
 // Returns why the ranks cannot use NCCL of their versions; "" where they can.
 std::string WhyNot(const std::vector<int32_t>& versions,
                    const std::optional<std::pair<size_t, size_t>>& shared) {
@@ -148,10 +161,11 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
     const std::string& why_not = registration.why_not();
     control->observer()->Log(
         EventId::kTransport, "tensors are moved by NCCL ", version,
+        TextOf(sets),
         options.order == SumOrder::kLibrary
-            ? ", f32 gradients are summed by NCCL in its own order, others in "
+            ? " f32 gradients are summed by NCCL in its own order, others in "
               "fp32 in the order of ranks"
-            : ", gradients are summed in the order of ranks",
+            : " gradients are summed in the order of ranks",
         why_not.empty() ? ", their memory is registered"
                         : ", their memory is not registered: ",
         why_not);

@@ -120,7 +120,9 @@ TEST(NcclEngineTest, AnEngineSaysHowTensorsMove) {
               have_gpus_of_their_own
                   ? StrCat(R"({"device":"cuda:)", comm->rank(),
                            R"(","transport":"nccl 2.28.9",)"
-                           R"("sum_order":"library","registered_bytes":)",
+                           R"("sum_order":"library",)"
+                           R"("sums":[{"ranks":2,"f32":"library"}],)"
+                           R"("registered_bytes":)",
                            memory.param_bytes + memory.grad_bytes +
                                memory.transient_bytes +
                                (*engine)->collectives_memory().device_bytes,

@@ -92,6 +92,19 @@ std::shared_ptr<const Plan> PlanOf(const Sums& sums) {
   return *plan;
 }
 
+// Returns what an engine tells of its sums: in shard groups two levels of them,
+// unless they are deterministic.
+std::string SumsText(const Sums& sums) {
+  const bool has_bf16 = !sums.clips || sums.ranks != 2;
+  const std::string orders =
+      StrCat(R"(,"f32":")", sums.deterministic ? "ranks" : "library", R"(")",
+             has_bf16 ? R"(,"bf16":"ranks")" : "", "}");
+  const int group = sums.deterministic ? 0 : sums.group_size;
+  return group == 0 ? StrCat(R"("sums":[{"ranks":)", sums.ranks, orders, "]")
+                    : StrCat(R"("sums":[{"ranks":)", group, orders,
+                             R"(,{"ranks":)", sums.ranks / group, orders, "]");
+}
+
 // Values of many exponents, whose sum depends on the order of addition.
 float GradientOf(int rank, ParamId param, int64_t i) {
   const auto x = static_cast<uint32_t>(i * 31 + param * 7 + rank * 1013 + 1);
@@ -193,6 +206,8 @@ Result Train(const std::string& device, const Sums& sums, Counts* counts,
           EXPECT_EQ(used.device_bytes, planned.device_bytes);
           EXPECT_EQ(used.host_bytes, planned.host_bytes);
           EXPECT_EQ(used.host_bytes, 0u);
+          const std::string json = (*engine)->ToJson();
+          EXPECT_NE(json.find(SumsText(sums)), std::string::npos) << json;
         }
         // The making of an engine broadcasts NCCL's identifiers.
         const MovedCounts made = CountMoved(*comm);

@@ -1192,13 +1192,15 @@ extern "C" {
     /// that of the ranks, first within each shard group unless the plan is
     /// deterministic; or "library", for some one that the transport chooses. A step
     /// that is one launch (step=one_kernel) adds in the order of the ranks in either
-    /// case. With NCCL `registered_bytes` is how much of the tensors' memory is
-    /// registered with it, and where nothing is, `not_registered` says why;
-    /// `window_bytes` is how much of that all ranks have in windows, and where an
-    /// engine of several ranks is created without any, `no_windows` says why. With
-    /// step=one_kernel and several ranks `one_kernel` is whether a step may be one
-    /// launch, and where none is, `not_one_kernel` says why. More keys may come.
-    /// Local.
+    /// case. With NCCL `sums` has the sets of ranks over which gradients are added,
+    /// one after the other, with the order for each dtype of gradients:
+    ///   "sums": [{"ranks": 8, "f32": "library", "bf16": "ranks"}]
+    /// `registered_bytes` is how much of the tensors' memory is registered with it,
+    /// and where nothing is, `not_registered` says why; `window_bytes` is how much
+    /// of that all ranks have in windows, and where an engine of several ranks is
+    /// created without any, `no_windows` says why. With step=one_kernel and several
+    /// ranks `one_kernel` is whether a step may be one launch, and where none is,
+    /// `not_one_kernel` says why. More keys may come. Local.
     /// ```
     #[must_use]
     pub fn shard_engine_json(engine: *const shard_engine, buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;

@@ -86,17 +86,17 @@ TEST(NcclOpenTest, RanksThatShareAGpuAreNamed) {
   }
 }
 
-// Returns what rank 0 of two logs of its transport; rank 1 logs nothing of it.
+// Returns what rank 0 logs of its transport; the other ranks log nothing of it.
 std::string TransportLine(const fake_nccl::Options& nccl, SumOrder order,
-                          bool shares_gpu = false) {
-  const FakeNccl fake(OneGpuEach(2), nccl);
-  std::array<std::string, 2> lines;
+                          bool shares_gpu = false, int world_size = 2) {
+  const FakeNccl fake(OneGpuEach(world_size), nccl);
+  std::array<std::string, 4> lines;
   std::vector<std::thread> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
+  for (int rank = 0; rank < world_size; ++rank) {
     ranks.emplace_back([&, rank] {
       CommOptions options;
       options.rank = rank;
-      options.world_size = 2;
+      options.world_size = world_size;
       options.timeout = 20;
       options.logger = Logger(
           [](int32_t level, const char* message, void* line) {
@@ -106,8 +106,8 @@ std::string TransportLine(const fake_nccl::Options& nccl, SumOrder order,
             static_cast<std::string*>(line)->append(text);
           },
           LogLevel::kInfo, &lines[static_cast<size_t>(rank)]);
-      const auto comm =
-          OpenCommunicator("threads:2?name=transport-line", options);
+      const auto comm = OpenCommunicator(
+          StrCat("threads:", world_size, "?name=transport-line"), options);
       ASSERT_OK(comm);
       const auto device = cuda::OpenDevice(StrCat(shares_gpu ? 0 : rank));
       ASSERT_OK(device);
@@ -119,7 +119,7 @@ std::string TransportLine(const fake_nccl::Options& nccl, SumOrder order,
     });
   }
   for (std::thread& it : ranks) it.join();
-  EXPECT_EQ(lines[1], "");
+  for (size_t rank = 1; rank < lines.size(); ++rank) EXPECT_EQ(lines[rank], "");
   return lines[0];
 }
 
@@ -140,6 +140,11 @@ TEST(NcclOpenTest, TheLogTellsHowTensorsMove) {
                     SumOrder::kRankOrder),
       {"NCCL 2.28.9, gradients are summed in the order of ranks, their memory "
        "is not registered: rank 0: NCCL 2.28.9 registers"});
+  // Of shard groups, too.
+  ExpectTexts(
+      TransportLine({.version = 22809}, SumOrder::kLibrary, false, 4),
+      {"NCCL 2.28.9 in sets of 2, 2, 4 ranks; in each of these f32 gradients "
+       "are summed by NCCL in its own order, others in fp32"});
   ExpectTexts(TransportLine({.version = 22809}, SumOrder::kRankOrder, true),
               {"tensors pass through the host's memory: ranks 0 and 1 have one "
                "GPU"});
