@@ -281,8 +281,11 @@ Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
   captured.bound_bytes = runtime_->bound_copies().TakeBytes();
   // Nothing has run, so this ends nothing. No rank has a graph where one
   // failed.
-  SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(deps_.comm, "capture a step", enqueued, deadline));
+  const Status agreed =
+      AgreeOnStatus(deps_.comm, "capture a step", enqueued, deadline);
+  // But for a library that has failed, which ended the family.
+  if (agreed.code() == StatusCode::kPoisoned) return units.Fail(agreed);
+  SHARD_RETURN_IF_ERROR(agreed);
   captured.form = stepper.FormOf(input);
   captured.bytes = stepper.bytes();
   captured_ = std::move(captured);
