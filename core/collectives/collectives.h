@@ -81,7 +81,7 @@ struct CollectivesMemory {
 struct RegisteredMemory {
   uint64_t bytes = 0;
   std::string why_not;  // Why nothing is.
-  // Of these, those of ShareMemory and FindPeerMemory.
+  // The part that ShareMemory and FindPeerMemory share.
   uint64_t shared_bytes = 0;
   std::string why_not_shared;  // Why ShareMemory has shared nothing.
 };

@@ -175,7 +175,7 @@ class RankComms {
     // Only what ends communicators is called from here on. Set before a handle
     // is taken away, so that whoever holds a lock and does not see it has one.
     std::atomic<bool> ended = false;
-    // What NCCL may write until the communicators have ended.
+    // Memory that NCCL may write until the communicators have ended.
     std::shared_ptr<void> slots;
   };
 

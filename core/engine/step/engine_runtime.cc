@@ -76,7 +76,7 @@ Status EngineRuntime::AllocateMemory(Communicator* comm, Device* device,
                                before == nullptr ? nullptr : &before->memory(),
                                deadline));
     memory_.emplace(std::move(memory));
-    // What fails here ends the collectives, which an engine that goes on with
+    // A failure here ends the collectives, which an engine that goes on with
     // another plan may still use.
     if (before != nullptr || comm->direct() || comm->world_size() == 1) {
       return Status();
