@@ -200,15 +200,24 @@ TEST_P(ExchangeTest, GathersSmallBlocksInARound) {
   });
 }
 
+std::string NameOf(
+    const ::testing::TestParamInfo<std::tuple<Backend, bool>>& info) {
+  return BackendName(std::get<0>(info.param)) +
+         (std::get<1>(info.param) ? "" : "NotDirect");
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, ExchangeTest,
-    ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kShm,
-                                         Backend::kHosts, Backend::kTcp),
+    ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kShm),
                        ::testing::Bool()),
-    [](const auto& info) {
-      return BackendName(std::get<0>(info.param)) +
-             (std::get<1>(info.param) ? "" : "NotDirect");
-    });
+    NameOf);
+
+// RunGroup gives these no parameters.
+INSTANTIATE_TEST_SUITE_P(
+    Hosts, ExchangeTest,
+    ::testing::Combine(::testing::Values(Backend::kHosts, Backend::kTcp),
+                       ::testing::Values(true)),
+    NameOf);
 
 }  // namespace
 }  // namespace shard::testing::exchange_test

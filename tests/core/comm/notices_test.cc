@@ -182,16 +182,24 @@ TEST_P(NoticesTest, EndWithTheShutdownOfTheirCommunicator) {
   });
 }
 
+std::string NameOf(
+    const ::testing::TestParamInfo<std::tuple<Backend, int, bool>>& info) {
+  return StrCat(BackendName(std::get<0>(info.param)), std::get<1>(info.param),
+                std::get<2>(info.param) ? "" : "NoSharedMemory");
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, NoticesTest,
-    ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kShm,
-                                         Backend::kHosts, Backend::kTcp),
+    ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kShm),
                        ::testing::Values(1, 2, 4), ::testing::Bool()),
-    [](const auto& info) {
-      return StrCat(BackendName(std::get<0>(info.param)),
-                    std::get<1>(info.param),
-                    std::get<2>(info.param) ? "" : "NoSharedMemory");
-    });
+    NameOf);
+
+// RunGroup gives these no parameters.
+INSTANTIATE_TEST_SUITE_P(
+    Hosts, NoticesTest,
+    ::testing::Combine(::testing::Values(Backend::kHosts, Backend::kTcp),
+                       ::testing::Values(1, 2, 4), ::testing::Values(true)),
+    NameOf);
 
 // At least one of every two ranks compares their notices, whatever the timing,
 // and before a meeting is over.
