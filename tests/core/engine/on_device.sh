@@ -4,7 +4,8 @@
 # Runs a test program with its engines on another device (see create_engine.h):
 # on_device.sh DEVICE PROGRAM [--gtest_filter=-LEFT_OUT [--only_long=LEFT_OUT]]
 #
-# The tests of --only_long are left out, too, unless SHARD_TEST_LONG is set.
+# The tests of --only_long are left out, too, unless SHARD_TEST_LONG is set, and so
+# are those that under_sanitizer.sh leaves out.
 SHARD_TEST_DEVICE="$1"
 export SHARD_TEST_DEVICE
 shift
@@ -52,6 +53,7 @@ case "${1-}" in
         ;;
       --only_long=) shift ;;
     esac
+    left_out="$left_out${GTEST_FILTER:+:${GTEST_FILTER#-}}"
     set -- "--gtest_filter=${TESTBRIDGE_TEST_ONLY:-$only}$left_out" "$@"
     ;;
 esac
