@@ -53,42 +53,63 @@ TEST_P(OneKernelTest, HasTheBitsOfProcessors) {
   ExpectSame(one, expected);
 }
 
+std::string NameOf(const ::testing::TestParamInfo<Form>& info) {
+  return info.param.name;
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Forms, OneKernelTest,
     ::testing::Values(
-        Form{}, Form{.ranks = 3}, Form{.ranks = 3, .stage = 0},
-        Form{.ranks = 3, .stage = 2, .whole_grads = true},
-        Form{.optimizer = "sgd?lr=0.5"},
-        Form{.ranks = 3, .dtype = DType::kBF16},
+        Form{.name = "two_ranks"}, Form{.name = "three_ranks", .ranks = 3},
+        Form{.name = "stage0", .ranks = 3, .stage = 0},
+        Form{.name = "stage2", .ranks = 3, .stage = 2, .whole_grads = true},
+        Form{.name = "sgd", .optimizer = "sgd?lr=0.5"},
+        Form{.name = "bf16", .ranks = 3, .dtype = DType::kBF16},
         // A launch for each of two formulas.
-        Form{.ranks = 3, .second = "sgd?lr=0.5&momentum=0.9"},
+        Form{.name = "two_formulas",
+             .ranks = 3,
+             .second = "sgd?lr=0.5&momentum=0.9"},
         // Sums of 16-bit gradients stay in fp32.
-        Form{.ranks = 3, .dtype = DType::kBF16, .deterministic = false},
-        Form{.ranks = 3, .deterministic = false},
-        Form{.dtype = DType::kBF16, .f32_grads = true},
-        Form{.optimizer = "adamw?lr=0.1&states=q8",
+        Form{.name = "bf16_any_order",
+             .ranks = 3,
+             .dtype = DType::kBF16,
+             .deterministic = false},
+        Form{.name = "any_order", .ranks = 3, .deterministic = false},
+        Form{.name = "bf16_f32_grads",
+             .dtype = DType::kBF16,
+             .f32_grads = true},
+        Form{.name = "bf16_stochastic",
+             .optimizer = "adamw?lr=0.1&states=q8",
              .dtype = DType::kBF16,
              .masters = Masters::kNoneStochastic},
         // Two ranks have padding alone.
-        Form{.ranks = 3, .sizes = {10, 7, 2700}},
-        Form{.ranks = 3,
+        Form{.name = "padding", .ranks = 3, .sizes = {10, 7, 2700}},
+        Form{.name = "padding_q8",
+             .ranks = 3,
              .optimizer = "adamw?lr=0.1&states=q8",
              .sizes = {10, 7, 5}},
         // The plan is made anew, with other memory.
-        Form{.ranks = 3, .thawed_at = 2},
+        Form{.name = "thawed", .ranks = 3, .thawed_at = 2},
         // Steps in parts before and after.
-        Form{.ranks = 3, .clipped_step = 2}, Form{.marked_from = 2},
-        Form{.ranks = 3, .marked_from = 3, .begins = true}));
+        Form{.name = "clipped", .ranks = 3, .clipped_step = 2},
+        Form{.name = "marked", .marked_from = 2},
+        Form{.name = "begun", .ranks = 3, .marked_from = 3, .begins = true}),
+    NameOf);
 
 // A rank in join does not mark gradients, and takes part in what others mark.
 INSTANTIATE_TEST_SUITE_P(
     Join, OneKernelTest,
-    ::testing::Values(Form{.ranks = 3, .steps_of_last = 1},
-                      Form{.ranks = 3, .marked_from = 1, .steps_of_last = 1},
-                      Form{.ranks = 3,
+    ::testing::Values(Form{.name = "written", .ranks = 3, .steps_of_last = 1},
+                      Form{.name = "marked",
+                           .ranks = 3,
+                           .marked_from = 1,
+                           .steps_of_last = 1},
+                      Form{.name = "begun",
+                           .ranks = 3,
                            .marked_from = 1,
                            .begins = true,
-                           .steps_of_last = 2}));
+                           .steps_of_last = 2}),
+    NameOf);
 
 // One rank has nobody to meet: its update is one kernel in any case, and writes
 // the parameters where they are.

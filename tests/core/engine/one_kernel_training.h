@@ -52,6 +52,7 @@ inline testing::fake_nccl::Options WithPeers() {
 }
 
 struct Form {
+  const char* name = "";
   int ranks = 2;
   int stage = 1;
   std::string optimizer = "adamw?lr=0.1";

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test programs that run again on other devices, and tests that do not."""
 
+load("//tools/bazel:long_forms.bzl", "long_forms")
+
 # By program, the tests that are left out of its run on the guard device, and why.
 _GUARDED = {
     "//tests/conformance:step_tests": {},
@@ -79,6 +81,26 @@ _ASYNC = {
         "DecideTest.*": "has no engine",
         "SlotsTest.*": "has no engine",
         "UnitStatesTest.*": "has no engine",
+    },
+}
+
+# Those of them that run in the long form of the thread sanitizer alone, and why.
+_ASYNC_LONG = {
+    "//tests/core/engine:steps_tests": {
+        "*AccumulateTest.*WithWholeGrads/*stage1": "are whole in ShardedSumsAreNear",
+        "*EnginePrecisionTest.*": "compares numbers; NarrowParamsTest has its threads",
+        "*EngineStepTest.*/W1*": "one rank has nobody to race with",
+        "*EngineStepTest.*/W2*": "three ranks have each pair of threads",
+        "*EngineStepTest.*/W4*": "three ranks have each pair of threads",
+        "*EngineStepTest.*/W7*": "three ranks have each pair of threads",
+        "*NarrowParamsTest.*/sgd_*": "has adamw's threads",
+        "*NarrowParamsTest.*_q8": "has adamw's threads",
+        "*NarrowParamsTest.StochasticRoundingIsUnbiased/*": "is about chances",
+        "*SkipTest.*/adafactor_bf16": "has lamb's meetings",
+        "*SkipTest.*/adamw_*": "has adamw's threads",
+        "*SkipTest.*/muon": "has muon_bf16_stochastic's threads",
+        "*SkipTest.*/sgd": "has adamw's threads",
+        "TensorOptimizersTest.*": "compares numbers; NarrowParamsTest has its threads",
     },
 }
 
@@ -453,7 +475,7 @@ def _left_out_of_nccl(label):
     all = dict(_FAKE_CUDA.get(label, {}), **_FAKE_NCCL[label])
     return {tests: why for tests, why in all.items() if why != None}
 
-def _rerun(device, left_out_of, tags, only_long = {}):
+def _rerun(device, left_out_of, tags, only_long = {}, longtsan = {}):
     for label, left_out in left_out_of.items():
         package, program = label[2:].split(":")
         if package != native.package_name():
@@ -470,6 +492,7 @@ def _rerun(device, left_out_of, tags, only_long = {}):
                 "--only_long=" + ":".join(only_long.get(label, [])),
             ],
             data = [":" + program] + _LIBRARIES.get(device, []),
+            env = long_forms(longtsan = longtsan.get(label, {})),
             tags = tags,
         )
 
@@ -487,7 +510,12 @@ def on_other_devices():
     for label, left_out in _ASYNC.items():
         # The steps enqueue on all streams; the others use some of these.
         long = [] if label == "//tests/core/engine:steps_tests" else ["longtsan"]
-        _rerun("async", {label: left_out}, ["tsanonly"] + long)
+        _rerun(
+            "async",
+            {label: left_out},
+            ["tsanonly"] + long,
+            longtsan = _ASYNC_LONG,
+        )
     _rerun("fake_cuda", _FAKE_CUDA, ["nosan"], _FAKE_CUDA_LONG)
     _rerun("offloaded", _OFFLOADED, ["nosan"], _OFFLOADED_LONG)
     _rerun(
