@@ -8,12 +8,14 @@
 
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "core/base/strings.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/states.h"
 #include "tests/core/engine/training.h"
 
@@ -126,6 +128,10 @@ TEST_P(SkipTest, LeavesNoTrace) {
     const auto undisturbed = Train(training);
     training.engine.loss_scaler = *scaler;
     for (const Bad& bad : kBads) {
+      // Which value it is decides no path: under a sanitizer each reason has
+      // one.
+      const auto turn = (&reason - kReasons) % std::ssize(kBads);
+      if (kSanitized && &bad - kBads != turn) continue;
       SCOPED_TRACE(StrCat(reason.name, ", ", bad.name));
       training.before_step = [&](Engine* engine, int step) {
         if (step == kBadStep) TakeBadStep(engine, training.step, bad);
