@@ -206,18 +206,18 @@ std::string NameOf(
          (std::get<1>(info.param) ? "" : "NotDirect");
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, ExchangeTest,
-    ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kShm),
-                       ::testing::Bool()),
-    NameOf);
+INSTANTIATE_TEST_SUITE_P(All, ExchangeTest,
+                         ::testing::Combine(::testing::Values(Backend::kThreads,
+                                                              Backend::kShm),
+                                            ::testing::Bool()),
+                         NameOf);
 
 // RunGroup gives these no parameters.
-INSTANTIATE_TEST_SUITE_P(
-    Hosts, ExchangeTest,
-    ::testing::Combine(::testing::Values(Backend::kHosts, Backend::kTcp),
-                       ::testing::Values(true)),
-    NameOf);
+INSTANTIATE_TEST_SUITE_P(Hosts, ExchangeTest,
+                         ::testing::Combine(::testing::Values(Backend::kHosts,
+                                                              Backend::kTcp),
+                                            ::testing::Values(true)),
+                         NameOf);
 
 }  // namespace
 }  // namespace shard::testing::exchange_test

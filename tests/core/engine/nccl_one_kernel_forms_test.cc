@@ -75,9 +75,8 @@ INSTANTIATE_TEST_SUITE_P(
              .dtype = DType::kBF16,
              .deterministic = false},
         Form{.name = "any_order", .ranks = 3, .deterministic = false},
-        Form{.name = "bf16_f32_grads",
-             .dtype = DType::kBF16,
-             .f32_grads = true},
+        Form{
+            .name = "bf16_f32_grads", .dtype = DType::kBF16, .f32_grads = true},
         Form{.name = "bf16_stochastic",
              .optimizer = "adamw?lr=0.1&states=q8",
              .dtype = DType::kBF16,
