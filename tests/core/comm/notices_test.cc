@@ -14,11 +14,15 @@
 #include <vector>
 
 #include "core/comm/communicator.h"
+#include "tests/core/base/sanitizers.h"
 #include "tests/core/comm/backends.h"
 #include "tests/core/comm/posted.h"
 
 namespace shard::testing::notices_test {
 namespace {
+
+// A sanitizer sees in a few rounds what it sees in many.
+constexpr int kFewer = kSanitized ? 5 : 1;
 
 class NoticesTest
     : public ::testing::TestWithParam<std::tuple<Backend, int, bool>> {
@@ -39,7 +43,7 @@ class NoticesTest
 
 TEST_P(NoticesTest, AMeetingGathersTheNoticesOfAllRanks) {
   Run([](Communicator*, Poster* poster) {
-    for (int i = 0; i < 1000; ++i) SHARD_ASSERT_OK(poster->Meet());
+    for (int i = 0; i < 1000 / kFewer; ++i) SHARD_ASSERT_OK(poster->Meet());
   });
 }
 
@@ -82,7 +86,7 @@ TEST_P(NoticesTest, ARankTooFarAheadWaits) {
 TEST_P(NoticesTest, RanksAwaitDifferentNotices) {
   Run([](Communicator* comm, Poster* poster) {
     std::mt19937 random(static_cast<unsigned>(comm->rank()));
-    for (int i = 0; i < 2000; ++i) {
+    for (int i = 0; i < 2000 / kFewer; ++i) {
       const unsigned kind = random() % 32;
       if (kind == 0) {
         SHARD_ASSERT_OK(poster->Meet());
@@ -207,7 +211,7 @@ class NoticesOfThreadsTest : public ::testing::TestWithParam<Backend> {};
 
 TEST_P(NoticesOfThreadsTest, EveryTwoRanksAreCompared) {
   constexpr int kRanks = 3;
-  constexpr uint64_t kPosts = 10000;
+  constexpr uint64_t kPosts = 10000 / kFewer;
   // Every so many notices the ranks meet, to which `compared` does not apply.
   constexpr uint64_t kBetween = 20;
   // By number and by the sum of the ranks, which names a pair.
