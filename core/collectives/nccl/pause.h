@@ -27,6 +27,11 @@ class Pause {
   const std::chrono::microseconds longest_;
 };
 
+// Between the polls of a call that is in progress, for which a host waits.
+inline Pause PauseOfCall() {
+  return Pause(std::chrono::microseconds(1), std::chrono::microseconds(500));
+}
+
 }  // namespace shard::nccl
 
 #endif  // SHARD_CORE_COLLECTIVES_NCCL_PAUSE_H_
