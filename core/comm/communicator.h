@@ -174,6 +174,12 @@ class Communicator {
   // Any thread. Local and idempotent: the first reason stays.
   virtual void Abort(const Status& reason) = 0;
 
+  // As Abort, but does not call the host's log function: for threads of the
+  // library for which others wait, as that function may wait for a lock of the
+  // host's. The end is logged by a later Abort, or when the communicator is
+  // freed.
+  virtual void AbortUnlogged(const Status& reason) { Abort(reason); }
+
   // Ends the communicator: a last barrier, after which a peer that leaves is
   // not lost. COLLECTIVE. Without Shutdown, freeing a Communicator is a lost
   // rank to the others.

@@ -78,6 +78,10 @@ class Notices {
   // communicator. The first error stays.
   virtual void Fail(const Status& error) = 0;
 
+  // As Fail, but does not call the host's log function, as
+  // Communicator::AbortUnlogged.
+  virtual void FailUnlogged(const Status& error) { Fail(error); }
+
   // Sets what describes a notice in the record of collectives (Observer), for
   // notices that announce collectives. Called before the first Post.
   using Describe = std::function<void(const void* notice, CollectiveCall*)>;

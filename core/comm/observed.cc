@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "core/base/out_of_memory.h"
 #include "core/observe/observer.h"
 
 namespace shard {
@@ -125,6 +126,10 @@ class ObservedNotices final : public Notices {
     notices_->Fail(error);
     end_->Log(error);
   }
+  void FailUnlogged(const Status& error) override {
+    notices_->Fail(error);
+    end_->Keep(error);
+  }
   Status failure() const override { return notices_->failure(); }
 
  private:
@@ -150,12 +155,32 @@ class ObservedNotices final : public Notices {
 }  // namespace
 
 void EndLog::Log(const Status& reason) {
+  if (ProcessId() != owner_) return;
+  Status first = kept();
+  if (first.ok()) first = reason;
   if (is_logged_.exchange(true)) return;
-  observer_->Log(EventId::kAbort, "the group ends here: ", reason.message());
-  observer_->DumpFailure(reason);
+  observer_->Log(EventId::kAbort, "the group ends here: ", first.message());
+  observer_->DumpFailure(first);
+}
+
+void EndLog::Keep(const Status& reason) {
+  if (ProcessId() != owner_) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (kept_.ok()) kept_ = reason;
+}
+
+void EndLog::LogKept() {
+  if (ProcessId() != owner_) return;
+  const Status reason = kept();
+  if (!reason.ok()) Log(reason);
 }
 
 ObservedCommunicator::~ObservedCommunicator() {
+  // No call of the host has come since, which would have logged it.
+  static_cast<void>(CatchOutOfMemory([&] {
+    end_->LogKept();
+    return Status();
+  }));
   // The observer's last warnings are for the host too.
   comm_.reset();
   if (const auto host = host_.lock()) host->Close();
@@ -241,6 +266,11 @@ StatusOr<std::unique_ptr<Notices>> ObservedCommunicator::OpenNotices(
 void ObservedCommunicator::Abort(const Status& reason) {
   comm_->Abort(reason);
   end_->Log(reason);
+}
+
+void ObservedCommunicator::AbortUnlogged(const Status& reason) {
+  comm_->Abort(reason);
+  end_->Keep(reason);
 }
 
 Status ObservedCommunicator::Shutdown(const Deadline& deadline) {

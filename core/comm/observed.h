@@ -9,12 +9,17 @@
 #ifndef SHARD_CORE_COMM_OBSERVED_H_
 #define SHARD_CORE_COMM_OBSERVED_H_
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "core/base/process_id.h"
+#include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/comm/exchange.h"
 #include "core/observe/collective_ring.h"
@@ -24,17 +29,35 @@ namespace shard {
 
 // Logs the end of a family on this rank once, whatever finds it: a
 // communicator, its duplicates and notices, and work on a device, which all end
-// by one error.
+// by one error. The log function is the host's, and may wait for as long as a
+// thread of the host does. So a thread that others wait for keeps the reason,
+// and leaves the log to the next one that comes.
+//
+// Thread-safe. In a child of fork it does nothing.
 class EndLog {
  public:
-  explicit EndLog(Observer* observer) : observer_(observer) {}
+  explicit EndLog(Observer* observer)
+      : observer_(observer), owner_(ProcessId()) {}
 
-  // Called after the other ranks were told, for they wait.
+  // Logs the reason that was kept, or else this one. Called after the other
+  // ranks were told, for they wait.
   void Log(const Status& reason);
+  // Keeps the reason, unless one was kept before.
+  void Keep(const Status& reason);
+  // Logs the reason that was kept, if any.
+  void LogKept();
 
  private:
+  Status kept() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return kept_;
+  }
+
   Observer* const observer_;
+  const pid_t owner_;
   std::atomic<bool> is_logged_ = false;
+  mutable std::mutex mutex_;
+  Status kept_;  // GUARDED_BY(mutex_)
 };
 
 class ObservedCommunicator final : public Communicator {
@@ -79,6 +102,7 @@ class ObservedCommunicator final : public Communicator {
   StatusOr<std::unique_ptr<Notices>> OpenNotices(
       std::string_view what, size_t bytes, const Deadline& deadline) override;
   void Abort(const Status& reason) override;
+  void AbortUnlogged(const Status& reason) override;
   Status Shutdown(const Deadline& deadline) override;
 
  private:

@@ -20,9 +20,13 @@
 //                               per entry point.
 //
 // And NCCL's own NCCL_SOCKET_IFNAME, at each call: see interfaces.h.
+//
+// For what comes after other collectives, such programs find a function by its
+// name: void shard_fake_nccl_stick_at(uint64_t collective), as StickAt.
 
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -132,5 +136,10 @@ struct Environment {
 } environment;
 
 }  // namespace
+
+extern "C" SHARD_FAKE_NCCL_API void shard_fake_nccl_stick_at(
+    uint64_t collective) {
+  StickAt(collective);
+}
 
 }  // namespace shard::testing::fake_nccl

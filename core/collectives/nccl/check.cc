@@ -52,9 +52,10 @@ class Checker {
     if (status.ok()) status = RunCalls();
     if (status.ok()) return status;
     // Else the stream, and other ranks, would wait for NCCL.
-    notices_->Fail(status);
+    notices_->FailUnlogged(status);
     comms_->Abort();
     if (stream_ != nullptr) stream_->Settle(Deadline::After(kSettleSeconds));
+    notices_->Fail(status);
     return status;
   }
 

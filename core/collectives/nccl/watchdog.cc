@@ -51,6 +51,15 @@ bool IsSame(const Announcement& a, const Announcement& b) {
   return std::memcmp(&a, &b, sizeof(Announcement)) == 0;
 }
 
+// Does what is left undone where memory runs out.
+template <typename Work>
+void Attempt(const Work& work) noexcept {
+  try {
+    work();
+  } catch (...) {  // NOLINT: no memory for the text of an error
+  }
+}
+
 // Returns what announcements are compared with: a CompareFirst.
 Notices::Compare CompareCalls(uint64_t* first) {
   return [first](int, uint64_t number, const void* theirs, const void* ours) {
@@ -127,7 +136,7 @@ StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(
     const bool is_end = error.code() == StatusCode::kCancelled;
     if (is_end && shared->queue->IsStopping()) return;
     shared->Report(error);
-    shared->comms->Abort();
+    shared->Abort(error);
   });
   return watchdog;
 }
@@ -151,7 +160,7 @@ Status Watchdog::FindDifferent(uint64_t number, const Deadline& deadline) {
   // Where any two ranks differ, one differs from rank 0.
   size_t other = 1;
   while (other + 1 < all.size() && IsSame(all[other], all[0])) ++other;
-  shared_->notices->Fail(Desync(
+  shared_->notices->FailUnlogged(Desync(
       static_cast<int>(other),
       "the ranks enqueued different collectives: rank 0 ", all[0].ToText(),
       ", rank ", other, " ", all[other].ToText(), " (collective ", number,
@@ -206,8 +215,8 @@ Status Watchdog::FindLate(const Deadline& deadline) const {
 void Watchdog::Report(const Status& error) {
   shared_->Report(error);
   // After the watches, which then end.
-  queue_->Push("abort", [shared = shared_] {
-    shared->comms->Abort();
+  queue_->Push("abort", [shared = shared_, error] {
+    shared->Abort(error);
     return Status();
   });
 }
@@ -230,18 +239,19 @@ std::shared_ptr<void> Watchdog::OnFailure(Handler handler) {
 void Watchdog::Shared::Report(const Status& error) noexcept {
   // Where memory runs out, the abort that follows needs the handlers most: they
   // keep what did not come from being used.
-  const auto attempt = [](const auto& work) {
-    try {
-      work();
-    } catch (...) {  // NOLINT: no memory for the text of an error
-    }
-  };
   notices->RecordEnd(std::numeric_limits<uint64_t>::max(), error);
-  attempt([&] { notices->Fail(error); });
+  Attempt([&] { notices->FailUnlogged(error); });
   const std::lock_guard<std::mutex> lock(mutex);
   if (!failed.ok()) return;
-  for (const Handler& handler : handlers) attempt([&] { handler(error); });
-  attempt([&] { failed = error; });
+  for (const Handler& handler : handlers) Attempt([&] { handler(error); });
+  Attempt([&] { failed = error; });
+}
+
+void Watchdog::Shared::Abort(const Status& error) noexcept {
+  comms->Abort();
+  // Behind the abort: a thread of the host may hold the lock that the host's
+  // log function takes, while it waits for the device.
+  Attempt([&] { notices->Fail(error); });
 }
 
 Status Watchdog::Shared::Check(uint64_t number_announced, uint64_t number_watch,

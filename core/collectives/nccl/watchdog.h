@@ -5,7 +5,8 @@
 // the device. A thread watches each collective in turn; when one is late, or
 // the family of the communicator has ended, it tells the family why, tells its
 // owner (OnFailure), and then aborts NCCL's communicators, so that the device
-// goes on.
+// goes on. Until then it calls no function of the host's and waits for none: a
+// thread of the host may hold the host's lock while it waits for the device.
 //
 // The ranks announce their collectives to each other before they enqueue them
 // (Announce). So a rank that enqueues something else is found at once, and one
@@ -157,7 +158,10 @@ class Watchdog {
     // Set before the first work.
     const WorkQueue* queue = nullptr;
 
+    // Tells the family and the owner of an error.
     void Report(const Status& error) noexcept;
+    // Aborts NCCL, and then logs the end of the family.
+    void Abort(const Status& error) noexcept;
     // As Notices::Check, but an error of the deadline names what is queued
     // behind the collectives, which are those of a watch.
     Status Check(uint64_t number_announced, uint64_t number_watch,

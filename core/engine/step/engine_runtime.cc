@@ -172,11 +172,13 @@ void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {
 Status EngineRuntime::Connect(Communicator* comm, Device* device,
                               const Options& options) {
   host_ = options.host;
-  // A stream that fails drops work for which the other ranks wait.
+  // A stream that fails drops work for which the other ranks wait. It fails on
+  // a thread that holds what the watchdog of NCCL waits for.
   const auto create =
       [&](StreamKind kind) -> StatusOr<std::unique_ptr<Stream>> {
     SHARD_ASSIGN_OR_RETURN(auto stream, device->CreateStream(kind));
-    stream->OnError([comm](const Status& error) { comm->Abort(error); });
+    stream->OnError(
+        [comm](const Status& error) { comm->AbortUnlogged(error); });
     return stream;
   };
   SHARD_ASSIGN_OR_RETURN(compute_, create(StreamKind::kCompute));

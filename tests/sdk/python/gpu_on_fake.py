@@ -43,21 +43,23 @@ def pointer_of(capsule):
 
 
 class Gpu:
-    """A host of the driver: the primary context of device 0, and its memory."""
+    """A host of the driver: the primary context of a device, and its memory."""
 
-    def __init__(self):
+    def __init__(self, device=0):
         self.driver = ctypes.CDLL("libcuda.so.1")
+        self.device = device
         context = ctypes.c_void_p()
         for result in (
                 self.driver.cuInit(0),
-                self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+                self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context),
+                                                     device),
                 self.driver.cuCtxPushCurrent_v2(context)):
             assert result == 0, result
 
     def close(self):
         context = ctypes.c_void_p()
         self.driver.cuCtxPopCurrent_v2(ctypes.byref(context))
-        self.driver.cuDevicePrimaryCtxRelease_v2(0)
+        self.driver.cuDevicePrimaryCtxRelease_v2(self.device)
 
 
 class Tensor:

@@ -43,7 +43,8 @@ struct NcclRank {
     EXPECT_OK(opened);
     if (opened.ok()) collectives = *std::move(opened);
     stream = *device->CreateStream(StreamKind::kCommunication);
-    stream->OnError([this](const Status& error) { comm->Abort(error); });
+    stream->OnError(
+        [this](const Status& error) { comm->AbortUnlogged(error); });
     if (collectives == nullptr) return;
     failing = collectives->OnFailure(
         [this](const Status& error) { stream->Fail(error); });
