@@ -3,8 +3,9 @@
 // The calls of NCCL that a step with a forward pass makes for each buffer of
 // the plan, and no others: one reduction on each level of ranks, and one
 // all-gather; in stage 3 one for each pass whose parameters are not there.
-// Units have different sizes, so each call tells its buffer. What has its place
-// in the engine's buffers is reduced and gathered in place.
+// A buffer has several parameters, none of which has a call of its own. Units
+// have different sizes, so each call tells its buffer. What has its place in
+// the engine's buffers is reduced and gathered in place.
 
 #include <gtest/gtest.h>
 
@@ -58,8 +59,19 @@ std::string TextOf(const Calls& calls) {
 }
 
 size_t BytesOf(const CallRecord& call) {
-  const bool is_f32 = call.type == testing::fake_nccl::DataType::kFloat32;
-  return call.count * (is_f32 ? sizeof(float) : 1);
+  switch (call.type) {
+    case testing::fake_nccl::DataType::kFloat32:
+      return call.count * sizeof(float);
+    case testing::fake_nccl::DataType::kBfloat16:
+      return call.count * sizeof(uint16_t);
+    default:
+      return call.count;
+  }
+}
+
+// Returns the bytes of the parameters, or gradients, of a rank's range.
+size_t OwnBytes(const FlatBufferPlan& buffer, DType dtype) {
+  return DTypeBytes(dtype, buffer.layout.shard_numel());
 }
 
 // Returns a rank's calls on communicators so far.
@@ -76,34 +88,33 @@ Calls ExpectedCalls(const Plan& plan, const Form& form) {
   Calls calls;
   const int ranks = form.world_size;
   const int group = form.shard_group_size;
-  for (size_t b = 0; b < plan.buffers().size(); ++b) {
+  for (const FlatBufferPlan& buffer : plan.buffers()) {
     // A rank's range, and the group's block of it and of its replicas.
-    const size_t own =
-        static_cast<size_t>(plan.buffers()[b].layout.shard_numel()) *
-        sizeof(float);
-    const size_t block = own * static_cast<size_t>(ranks / std::max(group, 1));
-    if (form.deterministic) {
+    const size_t replicas = static_cast<size_t>(ranks / std::max(group, 1));
+    const size_t own = OwnBytes(buffer, buffer.grad_dtype);
+    if (form.deterministic || buffer.grad_dtype != DType::kF32) {
       // An all-to-all of all ranks on one level: a block for each peer.
       calls[{"ncclSend", ranks, own}] += ranks - 1;
       calls[{"ncclRecv", ranks, own}] += ranks - 1;
     } else if (group > 0) {
       // In the group, and then among replicas.
-      ++calls[{"ncclReduceScatter", group, block}];
+      ++calls[{"ncclReduceScatter", group, own * replicas}];
       ++calls[{"ncclReduceScatter", ranks / group, own}];
     } else {
       ++calls[{"ncclReduceScatter", ranks, own}];
     }
     // The backward pass finds the parameters of the last unit, and those of the
     // root, which stay.
-    const bool stays =
-        form.keep_after_forward || b == 0 || b + 1 == plan.buffers().size();
+    const bool stays = form.keep_after_forward || buffer.unit == 0 ||
+                       buffer.unit + 1 == kUnits;
     const int passes = form.stage == 3 && !stays ? 2 : 1;
+    const size_t params = OwnBytes(buffer, buffer.dtype);
     if (group > 0) {
       // To the replicas, and for the passes from the group.
-      ++calls[{"ncclAllGather", ranks / group, own}];
-      calls[{"ncclAllGather", group, block}] += passes;
+      ++calls[{"ncclAllGather", ranks / group, params}];
+      calls[{"ncclAllGather", group, params * replicas}] += passes;
     } else {
-      calls[{"ncclAllGather", ranks, own}] += passes;
+      calls[{"ncclAllGather", ranks, params}] += passes;
     }
   }
   return calls;
@@ -119,8 +130,7 @@ bool HasPlace(const CallRecord& call, const Plan& plan, const Form& form) {
   const auto& buffers = plan.buffers();
   return form.shard_group_size > 0 &&
          std::any_of(buffers.begin(), buffers.end(), [&](const auto& it) {
-           return BytesOf(call) ==
-                  static_cast<size_t>(it.layout.shard_numel()) * sizeof(float);
+           return BytesOf(call) == OwnBytes(it, it.dtype);
          });
 }
 
@@ -132,15 +142,20 @@ bool IsInPlace(const CallRecord& call) {
                                         : recv == send + offset;
 }
 
+constexpr int kParams = 3;
+
 class NcclCallsTest : public ::testing::TestWithParam<Form> {};
 
 TEST_P(NcclCallsTest, AreOneReductionAndOneGatherForEachBuffer) {
-  const Form& form = GetParam();
+  Form form = GetParam();
+  form.params = kParams;
   testing::fake_cuda::Options gpus;
   gpus.devices = form.world_size;
   const FakeNccl fake(gpus);
   const auto plan = MakePlan(form);
-  ASSERT_EQ(plan->buffers().size(), static_cast<size_t>(kUnits));
+  const size_t dtypes = form.has_bf16 ? 2 : 1;
+  ASSERT_EQ(plan->buffers().size(), kUnits * dtypes);
+  ASSERT_EQ(plan->places().size(), kUnits * dtypes * kParams);
   RunThreadRanks(
       form.world_size,
       [&](const std::shared_ptr<Communicator>& comm) {
@@ -183,13 +198,18 @@ INSTANTIATE_TEST_SUITE_P(
                       Form{.world_size = 4,
                            .stage = 3,
                            .shard_group_size = 2,
-                           .deterministic = true}),
+                           .deterministic = true},
+                      Form{.stage = 1, .has_bf16 = true},
+                      Form{.stage = 2, .has_bf16 = true},
+                      Form{.stage = 3, .has_bf16 = true},
+                      Form{.stage = 2, .f32_grads = true, .has_bf16 = true}),
     [](const auto& info) {
       const Form& form = info.param;
-      return StrCat("stage", form.stage,
-                    form.shard_group_size > 0 ? "_groups" : "",
-                    form.keep_after_forward ? "_keeps" : "",
-                    form.deterministic ? "_deterministic" : "");
+      return StrCat(
+          "stage", form.stage, form.shard_group_size > 0 ? "_groups" : "",
+          form.keep_after_forward ? "_keeps" : "", form.has_bf16 ? "_bf16" : "",
+          form.f32_grads ? "_f32_grads" : "",
+          form.deterministic ? "_deterministic" : "");
     });
 
 }  // namespace

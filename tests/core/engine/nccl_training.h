@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "core/base/deadline.h"
+#include "core/base/dtype.h"
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/device/cuda/cuda_device.h"
@@ -42,6 +44,8 @@ struct Form {
   DType dtype = DType::kF32;  // Of parameters, and of gradients unless f32.
   bool f32_grads = false;
   bool keep_after_forward = false;
+  int params = 1;         // Of a unit and a dtype, no two of one size.
+  bool has_bf16 = false;  // Each unit has parameters of bf16 besides.
 
   std::string Text() const {
     return StrCat(
@@ -52,8 +56,25 @@ struct Form {
   }
 };
 
-// Unit u has parameter u. There are so many that sharding them saves memory.
+// Unit u has parameter u, unless a form has more of them. There are so many
+// that sharding them saves memory.
 inline constexpr int32_t kUnits = 5;
+
+// Adds a unit's parameters of one dtype.
+inline void AddParams(Model* model, ModuleId module, int unit, DType dtype,
+                      int params) {
+  const int64_t all = 4000 + 1100 * unit;
+  const int parts = params * (params + 1) / 2;
+  int64_t left = all;
+  for (int p = 0; p < params; ++p) {
+    const bool is_last = p + 1 == params;
+    const int64_t numel = is_last ? left : all * (p + 1) / parts;
+    left -= numel;
+    const std::string name =
+        params == 1 ? "weight" : StrCat(DTypeName(dtype), "_weight", p);
+    EXPECT_OK(model->AddParam(module, name, dtype, {numel}));
+  }
+}
 
 inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
   UnitTraining training;
@@ -63,8 +84,10 @@ inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
                                 ? kRootModule
                                 : *training.model->AddModule(
                                       kRootModule, StrCat("block", u), "Block");
-    EXPECT_OK(training.model->AddParam(module, "weight", form.dtype,
-                                       {4000 + 1100 * u}));
+    AddParams(training.model.get(), module, u, form.dtype, form.params);
+    if (form.has_bf16) {
+      AddParams(training.model.get(), module, u, DType::kBF16, form.params);
+    }
   }
   training.wrap = "class?names=Block";
   training.plan.world_size = form.world_size;
@@ -129,12 +152,7 @@ class RankTraining {
     }
     for (const int32_t unit : units) {
       SHARD_RETURN_IF_ERROR(Acquire(unit, Pass::kBackward));
-      SHARD_ASSIGN_OR_RETURN(const Engine::Tensor grad, engine_->Grad(unit));
-      SHARD_RETURN_IF_ERROR(Synchronize());
-      auto* const values = static_cast<float*>(grad.data);
-      for (int64_t i = 0; i < grad.numel; ++i) {
-        values[i] = GradientValue(step, unit + 3 * rank(), i);
-      }
+      SHARD_RETURN_IF_ERROR(WriteGrads(unit, step));
       SHARD_RETURN_IF_ERROR(
           Timed("mark", [&] { return engine_->MarkUnitGradsReady(unit); }));
       SHARD_RETURN_IF_ERROR(Release(unit));
@@ -156,15 +174,15 @@ class RankTraining {
       return comm_->Barrier(what, Deadline::After(3 * options_.timeout));
     });
   }
-  // Returns all parameters. Every rank must do so.
+  // Returns all parameters, which are of f32. Every rank must do so.
   StatusOr<std::vector<float>> Read() {
     SHARD_RETURN_IF_ERROR(
         Timed("summon", [&] { return engine_->Summon(kRootModule, -1, 0); }));
     SHARD_RETURN_IF_ERROR(Synchronize());
     std::vector<float> all;
-    for (ParamId param = 0; param < kUnits; ++param) {
+    for (size_t p = 0; p < plan_->places().size(); ++p) {
       SHARD_ASSIGN_OR_RETURN(const Engine::Tensor tensor,
-                             engine_->Param(param));
+                             engine_->Param(static_cast<ParamId>(p)));
       const auto* const values = static_cast<const float*>(tensor.data);
       all.insert(all.end(), values, values + tensor.numel);
     }
@@ -196,6 +214,20 @@ class RankTraining {
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
             .count();
     return result;
+  }
+  Status WriteGrads(int32_t unit, int step) {
+    for (const ParamId param : cuda_training::ParamsOf(*plan_, unit)) {
+      SHARD_ASSIGN_OR_RETURN(const Engine::Tensor grad, engine_->Grad(param));
+      SHARD_RETURN_IF_ERROR(Synchronize());
+      std::vector<float> values(static_cast<size_t>(grad.numel));
+      for (int64_t i = 0; i < grad.numel; ++i) {
+        values[static_cast<size_t>(i)] =
+            GradientValue(step, param + 3 * rank(), i);
+      }
+      Store(plan_->buffer(plan_->place(param).buffer).grad_dtype, values,
+            grad.data);
+    }
+    return Status();
   }
   Status Acquire(int32_t unit, Pass pass) {
     return Timed("acquire",
