@@ -43,10 +43,10 @@ class Gatherer {
         sink_(sink),
         deadline_(deadline) {}
 
-  // Allocates room for a run, for copies of it, and on a receiving rank for the
-  // largest tensor.
+  // Allocates room for a run, for copies of this rank's pieces, and on a
+  // receiving rank for the largest tensor.
   Status Allocate(Device* device) {
-    SHARD_RETURN_IF_ERROR(access_->Reserve());
+    SHARD_RETURN_IF_ERROR(ReserveCopies());
     SHARD_ASSIGN_OR_RETURN(run_room_,
                            device->AllocateHost(kRunBytes, "a run of tensors"));
     if (sink_ == nullptr) return Status();
@@ -76,6 +76,19 @@ class Gatherer {
   const Status& sink_status() const { return sink_status_; }
 
  private:
+  // A rank that sends nothing, or what is offloaded alone, copies by no stream.
+  Status ReserveCopies() {
+    const int rank = comm_->rank();
+    for (const StateEntry& entry : entries_) {
+      if (entry.alias_of >= 0) continue;
+      const OwnedElements owned = OwnedBy(plan_, entry, rank);
+      if (owned.numel == 0) continue;
+      SHARD_RETURN_IF_ERROR(
+          access_->ReserveFor(LocalData(plan_, memory_, entry, owned, rank)));
+    }
+    return Status();
+  }
+
   Status AddPieces(size_t e) {
     const StateEntry& entry = entries_[e];
     for (const int owner : OwnersOf(plan_, entry)) {

@@ -4,7 +4,8 @@
 // or on all. Ranks send their elements in runs of up to kRunBytes, so that many
 // small tensors cost one collective.
 //
-// Memory: one run and the largest tensor, on the ranks that receive tensors.
+// Memory: one run, on the ranks that receive tensors the largest of them, and
+// that of HostAccess on the ranks that send some from a device's memory.
 
 #ifndef SHARD_CORE_ENGINE_STATE_GATHER_STATE_H_
 #define SHARD_CORE_ENGINE_STATE_GATHER_STATE_H_

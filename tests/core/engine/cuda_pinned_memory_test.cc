@@ -136,7 +136,7 @@ TEST_P(PinnedMemoryTest, ParametersAreGivenAgain) {
 struct Call {
   const char* name;
   // The allocations without which it fails: of each rank, of rank 0 besides,
-  // and of each rank whose states are offloaded besides.
+  // and of each rank whose states are offloaded besides, or less.
   int of_a_rank;
   int of_rank_zero = 0;
   int of_states = 0;
@@ -207,6 +207,17 @@ std::vector<Call> Calls() {
            [](Engine* engine, const std::string&) {
              return engine->GatherState(
                  StateOptions(), 0, 0,
+                 [](const StateEntry&, const std::byte*) { return Status(); });
+           }},
+      // Offloaded states are sent from where they lie.
+      {.name = "gather_optimizer_states",
+       .of_a_rank = 2,
+       .of_rank_zero = 1,
+       .of_states = -1,
+       .make =
+           [](Engine* engine, const std::string&) {
+             return engine->GatherState(
+                 StateOptions{.content = StateContent::kOptimizer}, 0, 0,
                  [](const StateEntry&, const std::byte*) { return Status(); });
            }},
       {.name = "summon",
