@@ -368,6 +368,9 @@ class GuardCommunicator final : public Communicator {
   }
 
   void Abort(const Status& reason) override { comm_->Abort(reason); }
+  void AbortUnlogged(const Status& reason) override {
+    comm_->AbortUnlogged(reason);
+  }
   Status Shutdown(const Deadline& deadline) override {
     return comm_->Shutdown(deadline);
   }
