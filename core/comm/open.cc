@@ -13,8 +13,10 @@
 #include "core/base/out_of_memory.h"
 #include "core/base/spec.h"
 #include "core/base/strings.h"
+#include "core/comm/check_agreement.h"
 #include "core/comm/communicator.h"
 #include "core/comm/direct/control_block.h"
+#include "core/comm/direct/host_chain.h"
 #include "core/comm/direct/link.h"
 #include "core/comm/env/environment.h"
 #include "core/comm/network/open_network.h"
@@ -243,10 +245,22 @@ StatusOr<std::shared_ptr<Communicator>> OpenNetwork(
     SHARD_ASSIGN_OR_RETURN(origin, PlaceByEnvironment(url, &options));
   }
   SHARD_RETURN_IF_ERROR(CheckPlace(url, options));
+  const std::string_view sums = direct::HostSumsName(network.sums);
+  const std::string where =
+      StrCat(network.where, sums.empty() ? "" : "?sums=", sums);
   const std::string description =
-      Describe(network.where, options, direct::Link(), origin);
-  return OpenObserved(description, &options, [&] {
-    return network::Open(network, description, options);
+      Describe(where, options, direct::Link(), origin);
+  return OpenObserved(description, &options, [&]() -> Opened {
+    SHARD_ASSIGN_OR_RETURN(auto opened,
+                           network::Open(network, description, options));
+    // Hosts that sum in different ways would wait for each other.
+    SHARD_RETURN_IF_ERROR(CheckAgreement(
+        opened.get(), "the URL",
+        [sums](FactSink* sink) {
+          sink->Add("", "sums", sums.empty() ? "not given" : sums);
+        },
+        Deadline::After(options.timeout)));
+    return opened;
   });
 }
 
@@ -294,7 +308,7 @@ StatusOr<std::shared_ptr<Communicator>> OpenNamed(std::string_view url,
 
 // Appends the parameters `keys`, "&interface=eth1", to the URL of a rendezvous,
 // if it is one of several hosts.
-std::string WithHelperKeys(const std::string& url, const std::string& keys) {
+std::string WithPassedKeys(const std::string& url, const std::string& keys) {
   const bool is_network =
       url.rfind("tcp:", 0) == 0 || url.rfind("file:", 0) == 0;
   if (!is_network || keys.empty()) return url;
@@ -315,7 +329,7 @@ StatusOr<std::shared_ptr<Communicator>> OpenCommunicator(
   direct::Link link;
   SHARD_RETURN_IF_ERROR(TakeLink(url, &spec, &link));
   // Ranks that are all on one host have no use for these.
-  const std::string network = network::TakeHelperKeys(&spec);
+  const std::string network = network::TakePassedKeys(&spec);
   SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
   if (!spec.body().empty()) {
     return InvalidArgument("'", url, "': env: is followed by nothing");
@@ -325,7 +339,7 @@ StatusOr<std::shared_ptr<Communicator>> OpenCommunicator(
       Merge("rank", placement.source, placement.rank, -1, &placed.rank));
   SHARD_RETURN_IF_ERROR(Merge("world_size", placement.source,
                               placement.world_size, 0, &placed.world_size));
-  return OpenNamed(WithHelperKeys(placement.url, network), placed, link,
+  return OpenNamed(WithPassedKeys(placement.url, network), placed, link,
                    StrCat(" (from ", placement.source, ")"));
 }
 

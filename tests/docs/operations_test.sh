@@ -61,7 +61,7 @@ done <"$TEST_TMPDIR/quotes"
 
 # The options: those that the sources take, and no others.
 taken() {
-  sed -nE '/^std::string TakeHelperKeys/,/^}/s/.*\{("[a-z_", ]+)\}\).*/\1/p' "$1" |
+  sed -nE '/^std::string TakeHelperKeys/,/^}/s/.*\{("[a-z_", ]+)\}.*/\1/p' "$1" |
     grep -oE '[a-z_]+'
   grep -oE 'Take[A-Z][a-z]+\("[a-z_]+"' "$1" | cut -d'"' -f2
   printf '%s\n' rank world_size timeout

@@ -40,17 +40,6 @@ Place PlaceIn(const RankSet& set, int block_groups, const Group& group) {
   return {set.IndexOf(group.rank()), static_cast<size_t>(set.count) - 1};
 }
 
-// Returns the indices [begin, end) in `set` of its ranks on `host`.
-std::pair<int, int> IndicesOn(const RankSet& set, const Hosts& hosts,
-                              int host) {
-  // The first index of a rank that is not below `rank`.
-  const auto from = [&set](int rank) {
-    const int steps = (rank - set.first + set.stride - 1) / set.stride;
-    return rank <= set.first ? 0 : std::min(steps, set.count);
-  };
-  return {from(hosts.begin(host)), from(hosts.end(host))};
-}
-
 }  // namespace
 
 DirectExchange::DirectExchange(Group* group, const Link& link,
@@ -61,19 +50,20 @@ DirectExchange::DirectExchange(Group* group, const Link& link,
       hosts_(hosts),
       host_(hosts_.HostOf(group->rank())),
       slots_(group->ring().count),
+      lead_(slots_ / 2),
       slot_bytes_(kStagingBytes / slots_),
       allocate_(std::move(allocate)),
       enter_(std::move(enter)) {}
 
-std::byte* DirectExchange::Slot(int rank) const {
-  return staging_->region(rank) + slot_ * slot_bytes_;
+std::byte* DirectExchange::Slot(int rank, size_t slot) const {
+  return staging_->region(rank) + slot * slot_bytes_;
 }
 
-bool DirectExchange::HasData(int rank) const {
-  uint32_t has_data;
-  static_assert(offsetof(Shipments, has_data) == 0);
-  std::memcpy(&has_data, group_->payload(rank, round_), sizeof(has_data));
-  return has_data != 0;
+bool DirectExchange::Holds(int rank, Shipments::Part part) const {
+  uint32_t holds;
+  static_assert(offsetof(Shipments, holds) == 0);
+  std::memcpy(&holds, group_->payload(rank, round_), sizeof(holds));
+  return (holds & part) != 0;
 }
 
 bool DirectExchange::ShipParts(const RankSet& set, int index, size_t stride,
@@ -152,7 +142,7 @@ Status DirectExchange::Run(const Call& call, size_t tiles, bool staged,
   uint64_t first_round = 0;
   size_t posted = 0;
   for (size_t t = 0; t < tiles; ++t) {
-    for (; posted < std::min(tiles, t + slots_ / 2); ++posted) {
+    for (; posted < std::min(tiles, t + lead_); ++posted) {
       slot_ = (first_slot + posted) % slots_;
       shipments_.Clear();
       if (!put(posted)) {
@@ -198,6 +188,12 @@ Status DirectExchange::ReduceScatter(std::string_view what, const RankSet& set,
   auto* to = static_cast<std::byte*>(args.recv);
   const Place me = PlaceIn(set, args.block_groups, *group_);
   const bool staged = me.peers > 0 && count > 0;
+  if (staged && hosts_.count() > 1) {
+    const SumShape& shape = ShapeOf(set);
+    if (shape.UsesChain(link_.sums, size)) {
+      return ReduceOnChain(call, shape, args, deadline);
+    }
+  }
   // A slot holds a part of the block of each peer, in rank order.
   const size_t tile =
       staged ? slot_bytes_ / (me.peers * size) / kLineElements * kLineElements
@@ -220,7 +216,7 @@ Status DirectExchange::ReduceScatter(std::string_view what, const RankSet& set,
       call, TilesOf(count, tile), staged, me.peers * count * size,
       [&](size_t t) {
         if (from == nullptr) return true;
-        shipments_.has_data = 1;
+        shipments_.holds = Shipments::kGradients;
         for (int i = 0; i < set.count; ++i) {
           if (i == me.index) continue;
           std::memcpy(part(me.index, i), block(i, t), elements(t) * size);
@@ -232,7 +228,7 @@ Status DirectExchange::ReduceScatter(std::string_view what, const RankSet& set,
         for (int i = 0; i < set.count; ++i) {
           if (i == me.index) {
             if (from != nullptr) sources.push_back(block(i, t));
-          } else if (HasData(set.rank(i))) {
+          } else if (Holds(set.rank(i), Shipments::kGradients)) {
             sources.push_back(part(i, me.index));
           }
         }

@@ -21,7 +21,9 @@
 // Where ranks are on several hosts, each host has a staging region of every
 // rank. A rank lists in the round's cell which parts of its slot other hosts
 // need (shipments.h): a reduce-scatter ships a rank's blocks to the hosts of
-// their owners, an all-gather and a broadcast ship a tile once to each host.
+// their owners, or sums of blocks from host to host (host_chain.h), whichever
+// is less (Link::sums); an all-gather and a broadcast ship a tile once to each
+// host.
 //
 // The staging regions, kStagingBytes per rank, are allocated by the first
 // collective that needs them, and stay allocated. They belong to the exchange:
@@ -35,11 +37,14 @@
 #include <functional>
 #include <memory>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/comm/direct/group.h"
+#include "core/comm/direct/host_chain.h"
 #include "core/comm/direct/hosts.h"
 #include "core/comm/direct/link.h"
 #include "core/comm/direct/shipments.h"
@@ -99,11 +104,18 @@ class DirectExchange final : public Exchange {
              const std::function<void(size_t tile)>& take,
              const Deadline& deadline);
 
-  // Return the slot of `rank` for the tile that is put or taken, and whether
-  // that of a reduce-scatter holds data; without, it stands for zeros.
-  // REQUIRES: within a staged Run.
-  std::byte* Slot(int rank) const;
-  bool HasData(int rank) const;
+  // Runs a reduce-scatter whose sums pass along a chain. REQUIRES: the set is
+  // this rank's, one of those that divide the world, and on several hosts.
+  Status ReduceOnChain(const Call& call, const SumShape& shape,
+                       const ReduceScatterArgs& args, const Deadline& deadline);
+  // Returns the SumShape of sets of that stride and count.
+  const SumShape& ShapeOf(const RankSet& set);
+
+  // Return a slot of `rank`, by default that for the tile that is put or taken,
+  // and whether that of round_ holds a part. REQUIRES: within a staged Run.
+  std::byte* Slot(int rank, size_t slot) const;
+  std::byte* Slot(int rank) const { return Slot(rank, slot_); }
+  bool Holds(int rank, Shipments::Part part) const;
 
   // Adds the parts of this rank's slot for the ranks of other hosts to the
   // shipments. The slot has a part for each rank of the set but this one, whose
@@ -122,6 +134,8 @@ class DirectExchange final : public Exchange {
   const Hosts hosts_;
   const int host_;  // Of this rank.
   const size_t slots_;
+  const size_t
+      lead_;  // The rounds of tiles that are entered before one is read.
   const size_t slot_bytes_;
   const Allocator allocate_;
   const Entrance enter_;
@@ -129,8 +143,10 @@ class DirectExchange final : public Exchange {
   // The numbers below are the same on all ranks between collectives.
   size_t next_slot_ = 0;  // Of the next collective's first tile.
   size_t slot_ = 0;       // Of the tile that is put or taken.
-  uint64_t round_ = 0;    // Of the tile that is taken.
+  uint64_t round_ = 0;    // Of the tile that is taken, or was taken last.
   Shipments shipments_;   // Of the tile that is put.
+  // By stride and count.
+  std::vector<std::pair<std::pair<int, int>, SumShape>> shapes_;
 };
 
 }  // namespace shard::direct

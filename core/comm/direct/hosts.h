@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/comm/rank_set.h"
+
 namespace shard::direct {
 
 class Hosts {
@@ -36,6 +38,17 @@ class Hosts {
  private:
   std::vector<int> begins_;
 };
+
+// Returns the indices [begin, end) in `set` of its ranks on `host`.
+inline std::pair<int, int> IndicesOn(const RankSet& set, const Hosts& hosts,
+                                     int host) {
+  // The first index of a rank that is not below `rank`.
+  const auto from = [&set](int rank) {
+    const int steps = (rank - set.first + set.stride - 1) / set.stride;
+    return rank <= set.first ? 0 : std::min(steps, set.count);
+  };
+  return {from(hosts.begin(host)), from(hosts.end(host))};
+}
 
 }  // namespace shard::direct
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Link: makes ranks that share memory behave as if they did not, with a link of
-// limited speed: the parameters of `?direct=0`, see OpenCommunicator.
+// Link: how tensors pass between ranks. It makes ranks that share memory behave
+// as if they did not, with a link of limited speed: the parameters of
+// `?direct=0`, see OpenCommunicator.
 
 #ifndef SHARD_CORE_COMM_DIRECT_LINK_H_
 #define SHARD_CORE_COMM_DIRECT_LINK_H_
@@ -9,12 +10,16 @@
 #include <cstddef>
 #include <string>
 
+#include "core/comm/direct/host_chain.h"
+
 namespace shard::direct {
 
 struct Link {
   bool direct = true;    // The ranks see each other's memory.
   double delay = 0;      // Seconds per tensor collective.
   double bandwidth = 0;  // Bytes/s of a rank and direction; 0: no limit.
+  // Of ranks on several hosts; the same on all ranks.
+  HostSums sums = HostSums::kFewestBytes;
 
   // Returns the least duration of a tensor collective. REQUIRES: delay and
   // bandwidth are finite and not negative.

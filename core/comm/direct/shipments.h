@@ -30,9 +30,15 @@ struct Shipments {
   static constexpr size_t kMost =
       (kPayloadBytes - 2 * sizeof(uint32_t)) / sizeof(Shipment);
 
-  // Whether the rank has data in its slot of the staging region; without, it
-  // stands for zeros.
-  uint32_t has_data = 0;
+  // The parts of a slot in a reduce-scatter. One that holds no data stands for
+  // zeros.
+  enum Part : uint32_t {
+    kGradients = 1,
+    kSums = 2,  // Of a chain of hosts.
+  };
+
+  // The Parts of the rank's slot that hold data.
+  uint32_t holds = 0;
   uint32_t count = 0;
   std::array<Shipment, kMost> list;
 
@@ -41,7 +47,7 @@ struct Shipments {
     return offsetof(Shipments, list) + count * sizeof(Shipment);
   }
 
-  void Clear() { has_data = count = 0; }
+  void Clear() { holds = count = 0; }
   // Returns false when the list is full.
   [[nodiscard]] bool Add(const Shipment& shipment) {
     if (count == kMost) return false;

@@ -24,7 +24,7 @@ std::shared_ptr<Communicator> MakeNetworkCommunicator(
           block, std::move(met.membership), world_size, std::move(met.liveness),
           options.find_deadlocks_at_once, std::move(bell)),
       std::make_unique<HelperRegions>(std::move(met.keeper)), description,
-      options, direct::Link{.direct = false}, met.hosts);
+      options, direct::Link{.direct = false, .sums = met.sums}, met.hosts);
 }
 
 }  // namespace shard::network

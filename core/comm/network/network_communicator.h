@@ -12,6 +12,7 @@
 
 #include "core/base/mapping.h"
 #include "core/comm/communicator.h"
+#include "core/comm/direct/host_chain.h"
 #include "core/comm/direct/hosts.h"
 #include "core/comm/direct/liveness.h"
 #include "core/comm/direct/membership.h"
@@ -30,6 +31,7 @@ struct Met {
   std::shared_ptr<RegionKeeper> keeper;
   // Tells whether the helper lives; without it the ranks of other hosts do not.
   std::shared_ptr<const direct::Liveness> liveness;
+  direct::HostSums sums = direct::HostSums::kFewestBytes;
 };
 
 // REQUIRES: options.observer is not null.

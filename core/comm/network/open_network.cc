@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -87,6 +88,33 @@ class HelperLiveness final : public direct::Liveness {
   const std::shared_ptr<const HelperConnection> connection_;
 };
 
+// Takes parameters, and returns them as the tail of a URL.
+std::string TakeKeys(std::initializer_list<const char*> keys, Spec* spec) {
+  std::string tail;
+  for (const char* const key : keys) {
+    const std::string value = spec->TakeString(key, "");
+    if (!value.empty()) StrAppend(&tail, "&", key, "=", value);
+  }
+  return tail;
+}
+
+// Takes those that say how this host takes part, which its helper reads.
+std::string TakeHelperKeys(Spec* spec) {
+  return TakeKeys({"trust", "interface", "address", "secret_file"}, spec);
+}
+
+StatusOr<direct::HostSums> TakeSums(std::string_view url, Spec* spec) {
+  const std::string name = spec->TakeString("sums", "");
+  for (const auto sums :
+       {direct::HostSums::kFewestBytes, direct::HostSums::kDirect,
+        direct::HostSums::kChain}) {
+    if (name == direct::HostSumsName(sums)) return sums;
+  }
+  return InvalidArgument("'", url, "': sums='", name,
+                         "' is not known; known: direct, chain; without it "
+                         "the hosts use the one that sends fewer bytes");
+}
+
 direct::Hosts HostsOf(const World& world) {
   std::vector<int> begins = {0};
   for (const HostRanks& host : world.hosts) {
@@ -97,14 +125,8 @@ direct::Hosts HostsOf(const World& world) {
 
 }  // namespace
 
-std::string TakeHelperKeys(Spec* spec) {
-  std::string tail;
-  for (const char* const key :
-       {"trust", "interface", "address", "secret_file"}) {
-    const std::string value = spec->TakeString(key, "");
-    if (!value.empty()) StrAppend(&tail, "&", key, "=", value);
-  }
-  return tail;
+std::string TakePassedKeys(Spec* spec) {
+  return TakeHelperKeys(spec) + TakeKeys({"sums"}, spec);
 }
 
 StatusOr<NetworkOptions> TakeNetworkOptions(std::string_view url, Spec* spec) {
@@ -135,6 +157,7 @@ StatusOr<NetworkOptions> TakeNetworkOptions(std::string_view url, Spec* spec) {
     StrAppend(&network.helper_url, "&host=", network.host);
   }
   network.helper_url += TakeHelperKeys(spec);
+  SHARD_ASSIGN_OR_RETURN(network.sums, TakeSums(url, spec));
   return network;
 }
 
@@ -159,7 +182,7 @@ StatusOr<std::shared_ptr<Communicator>> Open(const NetworkOptions& network,
       {HostsOf(connection->world()), connection->control(),
        direct::Membership(connection->block(), options.rank),
        connection->bell(), std::move(keeper),
-       std::make_shared<const HelperLiveness>(connection)},
+       std::make_shared<const HelperLiveness>(connection), network.sums},
       description, options);
 }
 

@@ -10,6 +10,7 @@
 #include "core/base/spec.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
+#include "core/comm/direct/host_chain.h"
 
 namespace shard::network {
 
@@ -27,14 +28,16 @@ struct NetworkOptions {
   std::string helper_url;
   // Another host than the machine, for tests that have several on one machine.
   std::string host;
+  // How gradients are summed over hosts; the same on all ranks.
+  direct::HostSums sums = direct::HostSums::kFewestBytes;
 };
 
 // Takes the parameters of a "tcp:" or "file:" URL from `spec`.
 StatusOr<NetworkOptions> TakeNetworkOptions(std::string_view url, Spec* spec);
 
-// Takes the parameters of such a URL that say how this host takes part, and
-// returns them as the tail of one: "&interface=eth1".
-std::string TakeHelperKeys(Spec* spec);
+// Takes the parameters of such a URL that a launcher's environment does not
+// have, and returns them as the tail of one: "&interface=eth1".
+std::string TakePassedKeys(Spec* spec);
 
 // Opens a communicator over hosts: starts the helper of this host, if no rank
 // has, and meets the other ranks by it. COLLECTIVE. REQUIRES: rank, world size

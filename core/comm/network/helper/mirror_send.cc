@@ -95,7 +95,7 @@ void Mirror::SendRound(Block* block, int rank, uint64_t round) {
   for (int h = 0; h < hosts_.count(); ++h) {
     if (!IsReached(h)) continue;
     Shipments some;
-    some.has_data = all.has_data;
+    some.holds = all.holds;
     for (size_t i = 0; i < count; ++i) {
       const Shipment& shipment = all.list[i];
       if (shipment.first_host > h || h >= shipment.end_host ||
