@@ -347,8 +347,8 @@ class Keeper final : public network::RegionKeeper {
 
 }  // namespace
 
-MirroredHosts::MirroredHosts(std::vector<int> begins)
-    : ranks_(std::move(begins)) {
+MirroredHosts::MirroredHosts(std::vector<int> begins, direct::HostSums sums)
+    : ranks_(std::move(begins)), sums_(sums) {
   for (int h = 0; h < ranks_.count(); ++h) {
     hosts_.push_back(std::make_unique<Host>(ranks_, h, &hosts_));
   }
@@ -369,7 +369,7 @@ std::shared_ptr<Communicator> MirroredHosts::Open(const CommOptions& options) {
       reinterpret_cast<direct::ControlBlock*>(host->control()->data());
   return network::MakeNetworkCommunicator(
       {ranks_, host->control(), direct::Membership(block, options.rank),
-       host->bell(), std::make_shared<Keeper<Host>>(host), nullptr},
+       host->bell(), std::make_shared<Keeper<Host>>(host), nullptr, sums_},
       StrCat("hosts rank ", options.rank, " of ", options.world_size), all);
 }
 

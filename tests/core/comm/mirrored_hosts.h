@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/comm/communicator.h"
+#include "core/comm/direct/host_chain.h"
 #include "core/comm/direct/hosts.h"
 
 namespace shard::testing {
@@ -19,7 +20,9 @@ namespace shard::testing {
 class MirroredHosts {
  public:
   // `begins`: the first rank of each host, and the number of ranks.
-  explicit MirroredHosts(std::vector<int> begins);
+  explicit MirroredHosts(
+      std::vector<int> begins,
+      direct::HostSums sums = direct::HostSums::kFewestBytes);
   // REQUIRES: all communicators are gone.
   ~MirroredHosts();
 
@@ -41,6 +44,7 @@ class MirroredHosts {
  private:
   class Host;
   const direct::Hosts ranks_;
+  const direct::HostSums sums_;
   std::vector<std::unique_ptr<Host>> hosts_;
 };
 

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/fd.h"
@@ -37,8 +38,14 @@ inline std::vector<int> HostBegins(int world_size) {
 // URLs while this exists. REQUIRES: the helper is in the test's `data`.
 class TcpHosts {
  public:
-  explicit TcpHosts(int world_size)
-      : begins_(HostBegins(world_size)), name_(UniqueName()) {
+  // `parameters` are further ones of the URL: "sums=chain".
+  explicit TcpHosts(int world_size, const std::string& parameters = "")
+      : TcpHosts(HostBegins(world_size), parameters) {}
+  // `begins`: as HostBegins.
+  explicit TcpHosts(std::vector<int> begins, const std::string& parameters = "")
+      : begins_(std::move(begins)),
+        parameters_(parameters),
+        name_(UniqueName()) {
     if (std::getenv("SHARD_NETWORK_HELPER") == nullptr) {
       const std::string helper =
           std::filesystem::canonical("sdk/network/shard-network");
@@ -51,7 +58,8 @@ class TcpHosts {
     const auto host = std::upper_bound(begins_.begin(), begins_.end(), rank) -
                       begins_.begin();
     return StrCat("tcp://127.0.0.1:", port_, "?job=", name_, "&meet=30&host=h",
-                  static_cast<int64_t>(host));
+                  static_cast<int64_t>(host), parameters_.empty() ? "" : "&",
+                  parameters_);
   }
 
  private:
@@ -74,6 +82,7 @@ class TcpHosts {
   }
 
   const std::vector<int> begins_;
+  const std::string parameters_;
   const std::string name_;
   Fd port_holder_;
   int port_ = 0;
