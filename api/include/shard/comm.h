@@ -78,7 +78,7 @@ typedef struct shard_comm shard_comm;
  *                  else torchrun's, Open MPI's or Slurm's variables; without
  *                  any of them, one rank. Half of a group set is an error.
  *                  Ranks on several hosts meet as by "tcp:", whose interface,
- *                  address, secret_file and trust it takes.
+ *                  address, secret_file, trust and sums it takes.
  *   "local:"       one rank.
  *   "threads:N"    N threads of this process; each opens with its own rank and
  *                  world_size N. "?name=x" keeps groups apart; those without a
@@ -107,6 +107,11 @@ typedef struct shard_comm shard_comm;
  *                    use. Default: the environment's SHARD_TOKEN
  *     trust=network  no secret is needed. Without it and without a secret the
  *                    host listens on loopback alone
+ *     sums=direct    each rank sends its gradients to the host of the rank that
+ *                    sums them; sums=chain: the sums so far pass from host to
+ *                    host. The bits are the same. The same on all ranks.
+ *                    Default: the form in which the host that sends most sends
+ *                    fewer bytes
  *     host=NAME      names this host: several on one machine, for tests
  *
  *   Connections are authenticated by the secret and not encrypted, and nothing
@@ -132,13 +137,13 @@ typedef struct shard_comm shard_comm;
  * opened (on all ranks, once they have come); DEADLINE_EXCEEDED naming the
  * ranks that did not come; ALREADY_EXISTS when rank or NAME is taken, by this
  * user or another: where another user listens at NAME, ranks above 0 get
- * PERMISSION_DENIED; DESYNC, on all ranks, when only some give direct=0. With
- * "tcp:" also BACKEND_UNAVAILABLE where shard-network cannot be started;
- * NOT_FOUND for a HOST, an interface or an address that is none; UNAVAILABLE
- * for a host that cannot be reached; UNAUTHENTICATED where secrets differ;
- * PERMISSION_DENIED without a secret; FAILED_PRECONDITION where versions or
- * starts of the job differ; RANK_LOST, with the lowest rank of a host that has
- * left. */
+ * PERMISSION_DENIED; DESYNC, on all ranks, when only some give direct=0 or when
+ * they give different sums. With "tcp:" also BACKEND_UNAVAILABLE where
+ * shard-network cannot be started; NOT_FOUND for a HOST, an interface or an
+ * address that is none; UNAVAILABLE for a host that cannot be reached;
+ * UNAUTHENTICATED where secrets differ; PERMISSION_DENIED without a secret;
+ * FAILED_PRECONDITION where versions or starts of the job differ; RANK_LOST,
+ * with the lowest rank of a host that has left. */
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_open(
     const char* url, const shard_comm_options* options,
     shard_comm** comm) SHARD_NOEXCEPT;

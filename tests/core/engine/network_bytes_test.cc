@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "core/base/deadline.h"
 #include "core/base/dtype.h"
 #include "core/base/strings.h"
+#include "core/comm/direct/host_chain.h"
 #include "core/flat/plan.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/comm/mirrored_hosts.h"
@@ -39,6 +41,7 @@ struct Case {
   bool deterministic = false;
   int group_size = 0;
   int passes = 1;
+  direct::HostSums sums = direct::HostSums::kFewestBytes;
 
   int ranks() const { return begins.back(); }
   int hosts() const { return static_cast<int>(begins.size()) - 1; }
@@ -51,7 +54,8 @@ struct Case {
 std::string Describe(const Case& test) {
   return StrCat("stage ", test.stage, ", ", test.ranks(), " ranks on ",
                 test.hosts(), " hosts, ", test.optimizer, ", groups of ",
-                test.group_size, ", passes ", test.passes);
+                test.group_size, ", passes ", test.passes, ", sums ",
+                direct::HostSumsName(test.sums));
 }
 
 UnitTraining TrainingOf(const Case& test) {
@@ -77,6 +81,21 @@ UnitTraining TrainingOf(const Case& test) {
   return training;
 }
 
+// Whether sums pass from host to host: by the bytes that the host sends which
+// sends most, for W elements.
+bool IsOnChain(const Case& test, size_t element_bytes) {
+  if (test.sums != direct::HostSums::kFewestBytes) {
+    return test.sums == direct::HostSums::kChain;
+  }
+  const auto W = static_cast<size_t>(test.ranks());
+  size_t direct = 0;
+  for (int host = 0; host < test.hosts(); ++host) {
+    const auto k = static_cast<size_t>(test.ranks_of(host));
+    direct = std::max(direct, k * (W - k) * element_bytes);
+  }
+  return 4 * W < direct;
+}
+
 // The formulas of docs/scaling.md, for one host.
 size_t Predict(const Case& test, const Plan& plan, int host) {
   const auto k = static_cast<size_t>(test.ranks_of(host));
@@ -87,12 +106,20 @@ size_t Predict(const Case& test, const Plan& plan, int host) {
   for (const FlatBufferPlan& buffer : plan.buffers()) {
     // P / W, rounded up.
     const auto range = static_cast<size_t>(buffer.layout.shard_numel());
-    const size_t reduce = range * DTypeSize(buffer.grad_dtype);
+    const size_t grad_bytes = DTypeSize(buffer.grad_dtype);
     const size_t publish = range * DTypeSize(buffer.dtype);
     const bool in_levels = test.group_size > 0 && !test.deterministic;
     const size_t reductions =
         plan.shards_grads() ? static_cast<size_t>(test.passes) : 1;
-    bytes += reductions * (in_levels ? k * (H - 1) : k * (W - k)) * reduce;
+    size_t reduce = 0;
+    if (in_levels) {
+      reduce = k * (H - 1) * grad_bytes;
+    } else if (IsOnChain(test, grad_bytes)) {
+      reduce = (host + 1 == test.hosts() ? W - k : W) * 4;
+    } else {
+      reduce = k * (W - k) * grad_bytes;
+    }
+    bytes += reductions * range * reduce;
     if (!plan.shards_params() || test.group_size > 0) {
       bytes += k * (H - 1) * publish;
     } else {
@@ -109,7 +136,7 @@ size_t Predict(const Case& test, const Plan& plan, int host) {
 std::vector<size_t> Count(const Case& test,
                           const std::shared_ptr<const Plan>& plan) {
   const UnitTraining training = TrainingOf(test);
-  MirroredHosts hosts(test.begins);
+  MirroredHosts hosts(test.begins, test.sums);
   std::vector<size_t> sent(static_cast<size_t>(test.hosts()));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < test.ranks(); ++rank) {
@@ -207,6 +234,28 @@ TEST(NetworkBytesTest, GroupsOfAHostReduceInside) {
 TEST(NetworkBytesTest, GroupsReduceInRankOrderWhereDeterministic) {
   ExpectPredicted(
       {.stage = 3, .begins = kPairs, .deterministic = true, .group_size = 2});
+}
+
+// Hosts of 4 ranks: of gradients in f32 a chain sends less, and of those in 16
+// bits it sends as much.
+TEST(NetworkBytesTest, TheFormThatSendsLess) {
+  const std::vector<int> fours = {0, 4, 8};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Case test = {.begins = fours, .dtype = dtype};
+    EXPECT_EQ(IsOnChain(test, DTypeSize(dtype)), dtype == DType::kF32);
+    ExpectPredicted(test);
+  }
+}
+
+TEST(NetworkBytesTest, EitherFormWhereItIsAskedFor) {
+  for (const auto sums :
+       {direct::HostSums::kDirect, direct::HostSums::kChain}) {
+    for (const int stage : {1, 3}) {
+      for (const auto& begins : {kTwoHosts, kUnequal}) {
+        ExpectPredicted({.stage = stage, .begins = begins, .sums = sums});
+      }
+    }
+  }
 }
 
 }  // namespace

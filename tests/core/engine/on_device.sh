@@ -23,6 +23,12 @@ if [ "$SHARD_TEST_DEVICE" = fake_nccl_ring ]; then
   # NCCL's.
   only='*StagesTest.*'
   SHARD_TEST_DEVICE=fake_nccl
+elif [ "$SHARD_TEST_DEVICE" = tcp_chain ]; then
+  # Hosts pass sums from one to the next, though so few send less otherwise: what
+  # sums gradients of several ranks.
+  only='*InvarianceTest.*:*StagesTest.*apart_*:*MissingGradsTest.*/apart_*'
+  SHARD_TEST_DEVICE=tcp
+  export SHARD_TEST_SUMS=chain
 elif [ "$SHARD_TEST_DEVICE" = fake_nccl ]; then
   # Sums of NCCL have the bits that the tests expect of sums in the order of ranks;
   # nccl_sums_test is about another order.

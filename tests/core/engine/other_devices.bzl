@@ -440,6 +440,23 @@ _TCP_LONG = {
     ],
 }
 
+# The same where sums pass from host to host: the tests of on_device.sh.
+_TCP_CHAIN = ["//tests/core/engine:gradients_tests", "//tests/core/engine:steps_tests"]
+
+# Each stage once.
+_TCP_CHAIN_LONG = {
+    "//tests/core/engine:gradients_tests": _TCP_LONG["//tests/core/engine:gradients_tests"],
+    "//tests/core/engine:steps_tests": [
+        "*InvarianceTest.*/*16*",
+        "*InvarianceTest.*/*adafactor*",
+        "*InvarianceTest.*/*lamb*",
+        "*InvarianceTest.*/*muon*",
+        "*InvarianceTest.*/*q8*",
+        "*StagesTest.*/*apart_stage?_*",
+        "*StagesTest.*/overwritten_*",
+    ],
+}
+
 # The one that also runs under the thread sanitizer, and in the long form under both.
 _TCP_SANITIZED = "//tests/core/engine:gradients_tests"
 
@@ -469,6 +486,7 @@ _LIBRARIES = {
     "fake_nccl_ring": _FAKE_DRIVER + ["//tests/fake_nccl:libnccl.so.2"],
     "offloaded": _FAKE_DRIVER,
     "tcp": ["//sdk/network:shard-network"],
+    "tcp_chain": ["//sdk/network:shard-network"],
 }
 
 def _left_out_of_nccl(label):
@@ -528,3 +546,9 @@ def on_other_devices():
     for label, left_out in _TCP.items():
         tags = ["longasan"] if label == _TCP_SANITIZED else ["nosan"]
         _rerun("tcp", {label: left_out}, tags, _TCP_LONG)
+    _rerun(
+        "tcp_chain",
+        {label: _TCP[label] for label in _TCP_CHAIN},
+        ["nosan"],
+        _TCP_CHAIN_LONG,
+    )

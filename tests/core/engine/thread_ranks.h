@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Runs a test's body on N ranks, each a thread with its own communicator: they
-// share memory, or, with SHARD_TEST_DEVICE=tcp, are on several hosts.
+// share memory, or, with SHARD_TEST_DEVICE=tcp, are on several hosts, which sum
+// as SHARD_TEST_SUMS says.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_THREAD_RANKS_H_
 #define SHARD_TESTS_CORE_ENGINE_THREAD_RANKS_H_
@@ -9,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -39,7 +41,8 @@ inline void RunThreadRanks(int world_size, const RankBody& body,
              link.empty() ? "" : "&", link);
   std::optional<testing::TcpHosts> hosts;
   if (testing::TestsAreOn("tcp") && (link.empty() || link == "direct=0")) {
-    hosts.emplace(world_size);
+    const char* const sums = std::getenv("SHARD_TEST_SUMS");
+    hosts.emplace(world_size, sums != nullptr ? StrCat("sums=", sums) : "");
   }
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {

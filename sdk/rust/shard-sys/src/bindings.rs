@@ -213,7 +213,7 @@ extern "C" {
     ///                  else torchrun's, Open MPI's or Slurm's variables; without
     ///                  any of them, one rank. Half of a group set is an error.
     ///                  Ranks on several hosts meet as by "tcp:", whose interface,
-    ///                  address, secret_file and trust it takes.
+    ///                  address, secret_file, trust and sums it takes.
     ///   "local:"       one rank.
     ///   "threads:N"    N threads of this process; each opens with its own rank and
     ///                  world_size N. "?name=x" keeps groups apart; those without a
@@ -242,6 +242,11 @@ extern "C" {
     ///                    use. Default: the environment's SHARD_TOKEN
     ///     trust=network  no secret is needed. Without it and without a secret the
     ///                    host listens on loopback alone
+    ///     sums=direct    each rank sends its gradients to the host of the rank that
+    ///                    sums them; sums=chain: the sums so far pass from host to
+    ///                    host. The bits are the same. The same on all ranks.
+    ///                    Default: the form in which the host that sends most sends
+    ///                    fewer bytes
     ///     host=NAME      names this host: several on one machine, for tests
     /// ```
     ///
@@ -270,13 +275,13 @@ extern "C" {
     /// opened (on all ranks, once they have come); DEADLINE_EXCEEDED naming the
     /// ranks that did not come; ALREADY_EXISTS when rank or NAME is taken, by this
     /// user or another: where another user listens at NAME, ranks above 0 get
-    /// PERMISSION_DENIED; DESYNC, on all ranks, when only some give direct=0. With
-    /// "tcp:" also BACKEND_UNAVAILABLE where shard-network cannot be started;
-    /// NOT_FOUND for a HOST, an interface or an address that is none; UNAVAILABLE
-    /// for a host that cannot be reached; UNAUTHENTICATED where secrets differ;
-    /// PERMISSION_DENIED without a secret; FAILED_PRECONDITION where versions or
-    /// starts of the job differ; RANK_LOST, with the lowest rank of a host that has
-    /// left.
+    /// PERMISSION_DENIED; DESYNC, on all ranks, when only some give direct=0 or when
+    /// they give different sums. With "tcp:" also BACKEND_UNAVAILABLE where
+    /// shard-network cannot be started; NOT_FOUND for a HOST, an interface or an
+    /// address that is none; UNAVAILABLE for a host that cannot be reached;
+    /// UNAUTHENTICATED where secrets differ; PERMISSION_DENIED without a secret;
+    /// FAILED_PRECONDITION where versions or starts of the job differ; RANK_LOST,
+    /// with the lowest rank of a host that has left.
     #[must_use]
     pub fn shard_comm_open(url: *const c_char, options: *const shard_comm_options, comm: *mut *mut shard_comm) -> *mut shard_error;
 }

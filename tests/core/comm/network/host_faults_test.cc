@@ -62,13 +62,15 @@ std::string NameOf(Kind kind) {
 
 struct Fault {
   Kind kind = Kind::kKillRank;
-  int target = 0;        // A rank, or a host.
-  int after_loops = 0;   // Of all ranks; -1: while they meet.
-  int microseconds = 0;  // Which pass then.
+  int target = 0;         // A rank, or a host.
+  int after_loops = 0;    // Of all ranks; -1: while they meet.
+  int microseconds = 0;   // Which pass then.
+  bool on_chain = false;  // Sums pass from host to host.
   bool of_host() const { return kind >= Kind::kKillHelper; }
   std::string ToString() const {
     return StrCat(NameOf(kind), " ", target, " after ", after_loops,
-                  " loops and ", microseconds, " us");
+                  " loops and ", microseconds, " us",
+                  on_chain ? ", on a chain" : "");
   }
 };
 
@@ -240,7 +242,8 @@ void HostFaultsTest::RunWith(int world_size, const Fault& fault) {
   hosts_ = *std::move(made);
   const SharedBoard board;
   const std::string url = StrCat("tcp://", Namespaces::Address(0),
-                                 ":7077?trust=network&meet=", kMeetSeconds);
+                                 ":7077?trust=network&meet=", kMeetSeconds,
+                                 "&sums=", fault.on_chain ? "chain" : "direct");
   const auto results = RunRanks(world_size + 1, [&](const Rank& rank) {
     const int me = rank.rank();
     if (me == world_size) {
@@ -309,6 +312,13 @@ TEST_F(HostFaultsTest, EachKind) {
   }
 }
 
+TEST_F(HostFaultsTest, EachKindOnAChain) {
+  for (const Kind kind : kKinds) {
+    RunWith(8, {.kind = kind, .target = 1, .after_loops = 3, .on_chain = true});
+    if (HasFailure()) return;
+  }
+}
+
 TEST_F(HostFaultsTest, WhileTheyMeet) {
   for (const Kind kind : kKinds) {
     if (kind == Kind::kExitRank) continue;  // Which calls nothing by then.
@@ -328,7 +338,8 @@ TEST_F(HostFaultsTest, RandomFaults) {
     const int world_size = kWorlds[below(3)];
     Fault fault = {.kind = kKinds[below(6)],
                    .after_loops = below(20),
-                   .microseconds = below(3000)};
+                   .microseconds = below(3000),
+                   .on_chain = i % 2 == 0};
     const auto hosts = static_cast<int>(BeginsFor(world_size).size()) - 1;
     fault.target = below(fault.of_host() ? hosts : world_size);
     RunWith(world_size, fault);
