@@ -70,6 +70,10 @@ struct shard_state_dict {
   shard::MemoryStore store;
   std::deque<std::vector<std::byte>> copies;  // Tensors of option `copy`.
   bool of_engine = false;
+  // The places of the engine's parameters and optimizer states, where their
+  // memory is that of the tensors; the host's memory otherwise.
+  shard::DeviceId param_device;
+  shard::DeviceId state_device;
 };
 
 struct shard_save {

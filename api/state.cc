@@ -31,6 +31,7 @@ using shard::StateOptions;
 using shard::Status;
 using shard::StatusOr;
 using shard::TensorInfo;
+using shard::TensorRole;
 using shard::api::CommOf;
 using shard::api::Guard;
 using shard::api::GuardCollective;
@@ -64,6 +65,20 @@ Status CheckTensor(const shard_state_dict* state, int64_t tensor) {
   if (tensor >= 0 && static_cast<uint64_t>(tensor) < count) return Status();
   return InvalidArgument("tensor ", tensor,
                          " does not exist; the state dict has ", count);
+}
+
+// Returns where the elements of a tensor lie.
+shard::DeviceId DeviceOf(const shard_state_dict& state, size_t tensor) {
+  if (state.store.part(tensor).numel == 0) return {};
+  switch (state.store.tensor(tensor).role) {
+    case TensorRole::kParam:
+      return state.param_device;
+    case TensorRole::kState:
+      return state.state_device;
+    case TensorRole::kBuffer:
+      return {};
+  }
+  return {};
 }
 
 // Copies the engine's tensors, so that later steps do not change them.
@@ -110,7 +125,12 @@ shard_error* shard_state_dict_get(shard_engine* engine,
     MemoryStore parts;
     SHARD_RETURN_IF_ERROR(engine->engine->AddLocalState(
         read.state, read.copy ? &parts : &made->store));
-    if (read.copy) SHARD_RETURN_IF_ERROR(CopyParts(&parts, made.get()));
+    if (read.copy) {
+      SHARD_RETURN_IF_ERROR(CopyParts(&parts, made.get()));
+    } else {
+      made->param_device = engine->engine->DeviceOf(TensorRole::kParam);
+      made->state_device = engine->engine->DeviceOf(TensorRole::kState);
+    }
     *state = made.release();
     return Status();
   });
@@ -161,6 +181,22 @@ shard_error* shard_state_dict_local(const shard_state_dict* state,
     if (begin != nullptr) *begin = part.begin;
     if (numel != nullptr) *numel = part.numel;
     if (data != nullptr && part.numel > 0) *data = part.data;
+    return Status();
+  });
+}
+
+shard_error* shard_state_dict_device(const shard_state_dict* state,
+                                     int64_t tensor, shard_device_kind* kind,
+                                     int32_t* ordinal) noexcept {
+  if (kind != nullptr) *kind = 0;
+  if (ordinal != nullptr) *ordinal = 0;
+  return Guard([&]() -> Status {
+    SHARD_RETURN_IF_ERROR(CheckTensor(state, tensor));
+    SHARD_API_REQUIRE(kind);
+    const shard::DeviceId device =
+        DeviceOf(*state, static_cast<size_t>(tensor));
+    *kind = static_cast<shard_device_kind>(device.kind);
+    if (ordinal != nullptr) *ordinal = device.ordinal;
     return Status();
   });
 }

@@ -433,6 +433,13 @@ Status Engine::Load(const std::string& path,
   });
 }
 
+DeviceId Engine::DeviceOf(TensorRole role) const {
+  const bool is_on_host =
+      role == TensorRole::kBuffer ||
+      (role == TensorRole::kState && device_->offload() != nullptr);
+  return is_on_host ? DeviceId() : device_->id();
+}
+
 Status Engine::AddLocalState(const StateOptions& options, MemoryStore* store) {
   SHARD_RETURN_IF_ERROR(Counted(CheckBetweenSteps("state")));
   return State().AddLocal(options, DeadlineOf(0), store);

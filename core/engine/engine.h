@@ -159,6 +159,9 @@ class Engine {
 
   // Returns where the tensors lie. Local.
   DeviceId device() const { return device_->id(); }
+  // Returns where those of one role lie: buffers of the model, and optimizer
+  // states that are offloaded, are in the host's memory. Local.
+  DeviceId DeviceOf(TensorRole role) const;
 
   // Between CaptureBegin and CaptureEnd, zero_grad and step are enqueued on the
   // host's stream, which the host captures as a graph, and do not run.

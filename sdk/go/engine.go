@@ -7,7 +7,6 @@ import "C"
 
 import (
 	"context"
-	"strings"
 	"time"
 	"unsafe"
 )
@@ -46,10 +45,9 @@ type Engine struct {
 // it, or the engine's free function is the last to use it. It refers to no
 // handle but the communicator's.
 type engineState struct {
-	comm     *handle
-	place    place     // The device of parameters and gradients.
-	offloads bool      // Whether optimizer states are in the host's memory on every device.
-	alive    *lifetime // Until Close.
+	comm  *handle
+	place place     // The device of parameters and gradients.
+	alive *lifetime // Until Close.
 	// Until the engine has its first parameters: of those that can be written.
 	initial *lifetime
 	plan    *lifetime // Until the plan changes.
@@ -93,7 +91,7 @@ func EngineCreate(ctx context.Context, plan *Plan, comm *Comm, options *EngineOp
 		var created *C.shard_engine
 		err := in.result(takeError(C.shard_engine_create(planObject, (*C.shard_comm)(object), &given, &created)))
 		if err == nil {
-			engine, err = newEngine(created, comm.h, options.Device)
+			engine, err = newEngine(created, comm.h)
 		}
 		if err != nil {
 			C.shard_engine_free(created)
@@ -122,19 +120,18 @@ func (a *arguments) plan(plan *Plan) (object *C.shard_plan, release func()) {
 }
 
 // newEngine makes an engine on a communicator whose guard is entered.
-func newEngine(object *C.shard_engine, comm *handle, device string) (*Engine, error) {
+func newEngine(object *C.shard_engine, comm *handle) (*Engine, error) {
 	var kind C.shard_device_kind
 	var ordinal C.int32_t
 	if err := takeError(C.shard_engine_device(object, &kind, &ordinal)); err != nil {
 		return nil, err
 	}
 	state := &engineState{
-		comm:     comm,
-		place:    place{DeviceKind(kind), int(ordinal)},
-		offloads: strings.Contains(device, "offload=states"),
-		alive:    newLifetime(nil),
-		units:    map[UnitID]*unitLifetimes{},
-		bound:    map[ParamID]boundMemory{},
+		comm:  comm,
+		place: place{DeviceKind(kind), int(ordinal)},
+		alive: newLifetime(nil),
+		units: map[UnitID]*unitLifetimes{},
+		bound: map[ParamID]boundMemory{},
 	}
 	if err := state.takePlan(object); err != nil {
 		return nil, err

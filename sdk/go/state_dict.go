@@ -27,7 +27,7 @@ type StateDictOptions struct {
 type StateDict struct {
 	h    *handle
 	life *lifetime // The lifetime of the tensors.
-	// The engine whose memory the tensors are; nil for copies.
+	// The engine whose memory the tensors are, which lives as long; nil for copies.
 	engine *Engine
 	added  *addedTensors
 }
@@ -219,24 +219,31 @@ func (s *StateDict) Local(tensor int64) (begin int64, data View, err error) {
 		err := takeError(C.shard_state_dict_local(state, C.int64_t(tensor), &first, &numel, &at))
 		if err == nil && info.alias_of < 0 {
 			begin, data = int64(first), View{s, s.life, at, int64(numel), DType(info.dtype), place{}}
-			if numel > 0 {
-				data.place = s.placeOf(info.role)
-			}
+			data.place, err = placeOf(state, C.int64_t(tensor))
 		}
 		return err
 	})
 	return begin, data, err
 }
 
-// placeOf returns where tensors of a role are.
-func (s *StateDict) placeOf(role C.shard_role) place {
-	switch {
-	case s.engine == nil || role == C.SHARD_ROLE_BUFFER:
-	case role == C.SHARD_ROLE_STATE && s.engine.state.offloads:
-	default:
-		return s.engine.state.place
-	}
-	return place{}
+// Device gets where these elements lie: the kind, and the number of the device among
+// those of its kind. A tensor without elements here is in the host's memory.
+func (s *StateDict) Device(tensor int64) (kind DeviceKind, ordinal int, err error) {
+	err = s.h.exclusive(func(object unsafe.Pointer) error {
+		var found place
+		found, err = placeOf((*C.shard_state_dict)(object), C.int64_t(tensor))
+		kind, ordinal = found.kind, found.ordinal
+		return err
+	})
+	return kind, ordinal, err
+}
+
+// placeOf returns where the elements of a tensor lie.
+func placeOf(state *C.shard_state_dict, tensor C.int64_t) (place, error) {
+	var kind C.shard_device_kind
+	var ordinal C.int32_t
+	err := takeError(C.shard_state_dict_device(state, tensor, &kind, &ordinal))
+	return place{DeviceKind(kind), int(ordinal)}, err
 }
 
 // Find finds the tensor of a key.

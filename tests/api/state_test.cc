@@ -379,6 +379,19 @@ TEST(StateApiTest, WrongArguments) {
   EXPECT_OK(shard_state_dict_local(made, 0, &begin, nullptr, nullptr));
   EXPECT_EQ(begin, 0);
   EXPECT_OK(shard_state_dict_local(made, 0, nullptr, nullptr, nullptr));
+  shard_device_kind kind = 7;
+  int32_t ordinal = 7;
+  EXPECT_FAILS(shard_state_dict_device(nullptr, 0, &kind, &ordinal),
+               SHARD_INVALID_ARGUMENT, "state is NULL");
+  EXPECT_EQ(kind, 0);
+  EXPECT_EQ(ordinal, 0);
+  EXPECT_FAILS(shard_state_dict_device(made, 1, &kind, &ordinal),
+               SHARD_INVALID_ARGUMENT, "tensor 1", "has 1");
+  EXPECT_FAILS(shard_state_dict_device(made, 0, nullptr, &ordinal),
+               SHARD_INVALID_ARGUMENT, "kind is NULL");
+  // Tensors that the host has added are in its memory.
+  EXPECT_OK(shard_state_dict_device(made, 0, &kind, nullptr));
+  EXPECT_EQ(kind, SHARD_DEVICE_CPU);
   size_t length = 1;
   EXPECT_FAILS(shard_state_dict_number(made, 1, nullptr, nullptr, 0, &length),
                SHARD_INVALID_ARGUMENT, "number 1");

@@ -69,6 +69,12 @@ SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_tensor_key(
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_local(
     const shard_state_dict* state, int64_t tensor, int64_t* begin,
     int64_t* numel, const void** data) SHARD_NOEXCEPT;
+/* Gets where these elements lie, as shard_engine_device does: the kind of the
+ * device, and its number, which is 0 for the host's memory. That is also the
+ * place of a tensor without elements here. `ordinal` may be NULL. */
+SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_device(
+    const shard_state_dict* state, int64_t tensor, shard_device_kind* kind,
+    int32_t* ordinal) SHARD_NOEXCEPT;
 /* Finds the tensor of a key. NOT_FOUND when there is none. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_find(
     const shard_state_dict* state, const char* key,

@@ -761,6 +761,8 @@ FUNCTIONS = {
         POINTER(c_size_t)]),
     "shard_state_dict_local": (error_p, [c_void_p, int64, POINTER(c_int64),
         POINTER(c_int64), POINTER(c_void_p)]),
+    "shard_state_dict_device": (error_p, [c_void_p, int64, POINTER(c_int32),
+        POINTER(c_int32)]),
     "shard_state_dict_find": (error_p, [c_void_p, text, POINTER(c_int64)]),
     "shard_state_dict_num_numbers": (c_int64, [c_void_p]),
     "shard_state_dict_number": (error_p, [c_void_p, int64, POINTER(c_double),

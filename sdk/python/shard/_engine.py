@@ -43,7 +43,6 @@ class Engine(EngineTensors, EngineState):
         self._call(lib.shard_engine_device, ctypes.byref(kind),
                    ctypes.byref(ordinal))
         self._device = kind.value, ordinal.value
-        self._offloads = b"offload=states" in (options.device or b"")
         self._summoned = False  # Whether there are copies of full parameters.
         self._forget_plan()
 

@@ -8,14 +8,13 @@ import weakref
 
 from . import _calls
 from ._arguments import int32_array
-from ._c import Role
 from ._dlpack import drop_untaken
 from ._errors import Error, failed_precondition
 from ._handles import Closable
 from ._library import lib
 from ._plan import Plan
 from ._values import elements, float32_elements, stored_tensor
-from ._views import HOST_MEMORY, View, numpy
+from ._views import View, numpy
 
 UnitParam = collections.namedtuple("UnitParam", "param data grad",
                                    module="shard")
@@ -113,11 +112,6 @@ class EngineTensors(Closable):
         self._lent[key] = weakref.ref(
             view.memory, lambda _, lent=self._lent: lent.pop(key, None))
         return view
-
-    def _device_of(self, role):
-        """Returns where the engine has tensors of that role."""
-        on_host = role == Role.BUFFER or (role == Role.STATE and self._offloads)
-        return HOST_MEMORY if on_host else self._device
 
     # ---- Parameters and gradients --------------------------------------------
 

@@ -88,12 +88,16 @@ class StateDict(Closable, collections.abc.Mapping):
         tensor = self.find(key)
         begin, numel = ctypes.c_int64(), ctypes.c_int64()
         data = ctypes.c_void_p()
+        kind, ordinal = ctypes.c_int32(), ctypes.c_int32()
         with self._guard:
             info = _calls.fetch(_c.shard_tensor_info,
                                 lib.shard_state_dict_tensor, self._c, tensor)
             lib.shard_state_dict_local(self._c, tensor, ctypes.byref(begin),
                                        ctypes.byref(numel), ctypes.byref(data))
-            view = self._view(data.value, info, numel.value, key)
+            lib.shard_state_dict_device(self._c, tensor, ctypes.byref(kind),
+                                        ctypes.byref(ordinal))
+            view = self._view(data.value, info, numel.value, key,
+                              (kind.value, ordinal.value))
         on_host = view.device == HOST_MEMORY
         return LocalTensor(info, begin.value, view.array() if on_host else view)
 
@@ -108,15 +112,14 @@ class StateDict(Closable, collections.abc.Mapping):
         return (self._engine is not None
                 and self._engine._lent is not self._plan_mark)
 
-    def _view(self, address, info, numel, key):
+    def _view(self, address, info, numel, key, device):
         if self._engine is None:
             return View(address, info.dtype, (numel,), self._c, False)
         with self._engine._guard:
             if self._stale():
                 raise stale_state()
             return self._engine._lend(address, info.dtype, (numel,), False,
-                                      f"those of {key!r}",
-                                      self._engine._device_of(info.role))
+                                      f"those of {key!r}", device)
 
     def __contains__(self, key):
         try:

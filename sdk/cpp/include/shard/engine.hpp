@@ -59,7 +59,7 @@ class Engine {
     detail::check(
         shard_engine_create(plan.get(), comm.use(), &c, &state->handle));
     state->read_plan();
-    state->read_device(options);
+    state->read_device();
     return Engine(std::move(state));
   }
 

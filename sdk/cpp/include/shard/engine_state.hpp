@@ -48,11 +48,10 @@ struct EngineState {
   }
 
   // Reads where tensors lie, which stays so.
-  void read_device(const EngineOptions& options) {
+  void read_device() {
     shard_device_kind kind = 0;
     check(shard_engine_device(handle, &kind, &device.ordinal));
     device.kind = static_cast<DeviceKind>(kind);
-    offloads = options.device.find("offload=states") != std::string::npos;
   }
 
   // Reads the plan that is in force.
@@ -169,8 +168,6 @@ struct EngineState {
   const std::shared_ptr<CommState> comm;
   Plan plan;
   DeviceId device;
-  // Whether optimizer states are in the host's memory on every device.
-  bool offloads = false;
   // Whether there are copies of full parameters.
   bool summoned = false;
   std::vector<std::shared_ptr<SaveState>> saves;

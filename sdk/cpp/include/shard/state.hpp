@@ -100,6 +100,14 @@ class StateDict {
       return shard_state_dict_tensor_key(get(), tensor, buffer...);
     });
   }
+  // Returns where the elements lie that this rank holds.
+  DeviceId device(std::int64_t tensor) const {
+    DeviceId id;
+    shard_device_kind kind = 0;
+    detail::check(shard_state_dict_device(get(), tensor, &kind, &id.ordinal));
+    id.kind = static_cast<DeviceKind>(kind);
+    return id;
+  }
   std::int64_t find(Text key) const {
     std::int64_t tensor = 0;
     detail::check(shard_state_dict_find(get(), key.c_str(), &tensor));
@@ -113,9 +121,7 @@ class StateDict {
   LocalElements<T> local(std::int64_t tensor) const SHARD_LIFETIMEBOUND {
     const TensorInfo info = this->tensor(tensor);
     const LocalElements<T> found = find_local<T>(tensor, info);
-    if (engine_ != nullptr && !engine_->on_host() && !found.elements.empty() &&
-        info.role != Role::buffer &&
-        !(info.role == Role::state && engine_->offloads)) {
+    if (engine_ != nullptr && device(tensor).kind != DeviceKind::cpu) {
       engine_->refuse_device("tensor '" + tensor_key(tensor) + "'",
                              "get the state dict with copy, or take the "
                              "address by local_ptr()");

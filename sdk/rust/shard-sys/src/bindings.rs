@@ -2501,6 +2501,14 @@ extern "C" {
 }
 
 extern "C" {
+    /// Gets where these elements lie, as shard_engine_device does: the kind of the
+    /// device, and its number, which is 0 for the host's memory. That is also the
+    /// place of a tensor without elements here. `ordinal` may be NULL.
+    #[must_use]
+    pub fn shard_state_dict_device(state: *const shard_state_dict, tensor: i64, kind: *mut shard_device_kind, ordinal: *mut i32) -> *mut shard_error;
+}
+
+extern "C" {
     /// Finds the tensor of a key. NOT_FOUND when there is none.
     #[must_use]
     pub fn shard_state_dict_find(state: *const shard_state_dict, key: *const c_char, tensor: *mut i64) -> *mut shard_error;

@@ -9,7 +9,6 @@ use std::ptr;
 use shard_sys as sys;
 
 use crate::borrows::Param;
-use crate::checkpoint::Role;
 use crate::dtype::{check_type, length_as, Element};
 use crate::engine::Engine;
 use crate::error::{failed_precondition, Result};
@@ -30,38 +29,21 @@ c_enum! {
 pub(crate) struct Place {
     kind: DeviceKind,
     ordinal: i32,
-    /// Whether optimizer states are in the host's memory on every device.
-    offloads: bool,
 }
 
 impl Place {
     pub(crate) const HOST: Place = Place {
         kind: DeviceKind::CPU,
         ordinal: 0,
-        offloads: false,
     };
 
-    /// Returns the place of an engine that was made with this text for its device.
-    pub(crate) fn of(engine: &Engine, device: &str) -> Result<Place> {
-        let (kind, ordinal) = engine.device()?;
-        Ok(Place {
-            kind,
-            ordinal,
-            offloads: device.contains("offload=states"),
-        })
+    /// Returns the place of a device, as C has it.
+    pub(crate) fn new((kind, ordinal): (DeviceKind, i32)) -> Place {
+        Place { kind, ordinal }
     }
 
     pub(crate) fn is_host(self) -> bool {
         self.kind == DeviceKind::CPU
-    }
-
-    /// Returns where tensors of a role are.
-    pub(crate) fn of_role(self, role: Role) -> Place {
-        match role {
-            Role::BUFFER => Place::HOST,
-            Role::STATE if self.offloads => Place::HOST,
-            _ => self,
-        }
     }
 
     /// Checks that the host can use a tensor that is in this place.

@@ -156,7 +156,7 @@ impl Engine {
         };
         // An engine that was made is dropped if the log function panicked.
         created?;
-        engine.place = Place::of(&engine, &options.device)?;
+        engine.place = Place::new(engine.device()?);
         Ok(engine)
     }
 

@@ -14,7 +14,7 @@ use shard_sys as sys;
 
 use crate::callback::{self, Caught};
 use crate::checkpoint::{TensorId, TensorInfo};
-use crate::device::Place;
+use crate::device::{DeviceKind, Place};
 use crate::dtype::{check_type, length_as, view, DType, Element};
 use crate::engine::Engine;
 use crate::error::{check, Error, Result};
@@ -62,8 +62,6 @@ impl StateDictOptions {
 /// ```
 pub struct StateDict<'t> {
     state: NonNull<sys::shard_state_dict>,
-    /// The place of the engine that has the tensors.
-    place: Place,
     tensors: PhantomData<&'t [u8]>,
 }
 
@@ -133,11 +131,7 @@ impl<'t> StateDict<'t> {
         let mut state = ptr::null_mut();
         let got = engine
             .call(|engine| unsafe { sys::shard_state_dict_get(engine, &options, &mut state) });
-        let mut state = StateDict::own(state, got)?;
-        if !copy {
-            state.place = engine.place;
-        }
-        Ok(state)
+        StateDict::own(state, got)
     }
 
     fn own<'s>(state: *mut sys::shard_state_dict, result: Result<()>) -> Result<StateDict<'s>> {
@@ -145,7 +139,6 @@ impl<'t> StateDict<'t> {
             Some(state) => {
                 let state = StateDict {
                     state,
-                    place: Place::HOST,
                     tensors: PhantomData,
                 };
                 result.map(|()| state)
@@ -230,12 +223,10 @@ impl<'t> StateDict<'t> {
     pub fn local<T: Element>(&self, tensor: TensorId) -> Result<Local<'_, T>> {
         let info = self.tensor(tensor)?;
         let (begin, data, length) = self.find_local::<T>(tensor, &info)?;
-        if length > 0 {
-            self.place.of_role(info.role).check_host(
-                format_args!("tensor {tensor}"),
-                "get the state dict by get_copy, or take the address by local_ptr",
-            )?;
-        }
+        Place::new(self.device(tensor)?).check_host(
+            format_args!("tensor {tensor}"),
+            "get the state dict by get_copy, or take the address by local_ptr",
+        )?;
         // SAFETY: the tensors are in the host's memory, or there are no elements, and they
         // stay where they are as long as 't.
         Ok(Local {
@@ -248,6 +239,17 @@ impl<'t> StateDict<'t> {
     /// one's number in the tensor, the address, and the number of elements.
     pub fn local_ptr<T: Element>(&self, tensor: TensorId) -> Result<(i64, *const T, usize)> {
         self.find_local(tensor, &self.tensor(tensor)?)
+    }
+
+    /// Gets where these elements lie: the kind of the device, and its number among those
+    /// of its kind. A tensor without elements here is in the host's memory.
+    pub fn device(&self, tensor: TensorId) -> Result<(DeviceKind, i32)> {
+        let mut kind = 0;
+        let mut ordinal = 0;
+        check(unsafe {
+            sys::shard_state_dict_device(self.as_ptr(), tensor.0, &mut kind, &mut ordinal)
+        })?;
+        Ok((DeviceKind(kind), ordinal))
     }
 
     fn find_local<T: Element>(
