@@ -207,6 +207,9 @@ TEST(DeviceViewsTest, StateDictsSayWhichTensorsTheHostCanUse) {
     if (offloads) {
       EXPECT_EQ(local_of(state, momentum).first, std::vector<float>(8));
     }
+    EXPECT_EQ(state.device(state.find("weight")).kind, shard::DeviceKind::cuda);
+    EXPECT_EQ(state.device(state.find(momentum)).kind,
+              offloads ? shard::DeviceKind::cpu : shard::DeviceKind::cuda);
     EXPECT_EQ(local_of(state, "mean").first, std::vector<float>(3, 5.0f));
     const auto at = state.local_ptr<float>(state.find("weight"));
     EXPECT_EQ(at.data, param_of(engine, host.weight));

@@ -78,6 +78,13 @@ func localOf(state *shard.StateDict, key string) shard.View {
 	return view
 }
 
+// deviceOf returns where a state dict has a tensor.
+func deviceOf(state *shard.StateDict, key string) shard.DeviceKind {
+	kind, _, err := state.Device(must(state.Find(key)))
+	check(err)
+	return kind
+}
+
 func TestViewsOfAGPUHaveAddressesAndNoSlices(t *testing.T) {
 	if !hasGPU(t) {
 		return
@@ -175,8 +182,10 @@ func TestStateDictsOfAGPUSayWhatTheProgramCanUse(t *testing.T) {
 				must(must(engine.Param(deviceWeight)).Pointer()))
 			if device == "cuda:0" {
 				expectOnGPU(t, localOf(state, momentum))
+				expectEqual(t, deviceOf(state, momentum), shard.DeviceCUDA)
 			} else {
 				expectOnHost(t, localOf(state, momentum), 0)
+				expectEqual(t, deviceOf(state, momentum), shard.DeviceCPU)
 			}
 			expectOnHost(t, localOf(state, "mean"), 5)
 		})

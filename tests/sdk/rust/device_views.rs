@@ -215,6 +215,10 @@ fn state_dicts_say_which_tensors_the_host_can_use() {
             state.local::<f32>(weight),
             &["is in the memory of GPU 0", "get_copy", "local_ptr"],
         );
+        assert_eq!(state.device(weight).unwrap(), (DeviceKind::CUDA, 0));
+        let expected = [DeviceKind::CUDA, DeviceKind::CPU][usize::from(offloads)];
+        let found = state.device(find(&state, momentum)).unwrap();
+        assert_eq!(found, (expected, 0));
         let found = state.local::<f32>(find(&state, momentum));
         if offloads {
             assert_eq!(found.unwrap().data, [0.0; 8]);
