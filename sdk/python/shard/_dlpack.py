@@ -3,6 +3,7 @@
 memory, in plain ctypes."""
 
 import ctypes
+import gc
 import sys
 
 from ._c import DType
@@ -54,15 +55,23 @@ _pointer_of = _function("PyCapsule_GetPointer", ctypes.c_void_p,
 _set_name = _function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object,
                       ctypes.c_char_p)
 
+class _Exported(ctypes.Union):
+    """A tensor in memory that a deleter of C may write: see _DELETER."""
+
+    _fields_ = [("tensor", _Tensor), ("written", ctypes.c_uint8 * 128)]
+
+
+# The C function that a consumer calls when it needs the tensor no more. It sets
+# the tensor's data to NULL, and drop_unneeded frees the tensor then. A function of
+# Python must not be called there: a consumer is often freed while an exception
+# leaves the function that has it, and the exception would be lost. sigemptyset
+# writes zeros where its argument points, up to a sigset_t, which has 128 bytes.
+_DELETER = ctypes.cast(ctypes.CDLL(None).sigemptyset, ctypes.c_void_p)
+
 _NAME = b"dltensor"
 _TAKEN = b"used_dltensor"
-_alive = {}  # Address of a tensor to what it needs, and to its capsule.
-
-
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-def _delete(address):
-    """Called by the consumer when it needs the tensor no more."""
-    _alive.pop(address, None)
+# Address of a tensor to the tensor, to what it needs, and to its capsule.
+_alive = {}
 
 
 def _references(entry):
@@ -72,32 +81,45 @@ def _references(entry):
 _UNSHARED = _references((object(),))
 
 
-def drop_untaken():
-    """Frees tensors whose capsules nobody took, and nobody has any more. A
-    capsule with a destructor would free its tensor at once, but consumers that
-    refuse a tensor drop the capsule with their exception set, and no function
-    of Python can run then."""
+def drop_unneeded():
+    """Frees tensors that consumers have deleted, and those whose capsules nobody
+    took, and nobody has any more. A capsule with a destructor would free its
+    tensor at once, but consumers that refuse a tensor drop the capsule with their
+    exception set, and no function of Python can run then."""
     for address, entry in list(_alive.items()):
+        is_deleted = not entry[0].tensor.data
         # A consumer renames the capsule.
-        if _references(entry) <= _UNSHARED and _is_valid(entry[-1], _NAME):
+        if is_deleted or (_references(entry) <= _UNSHARED
+                          and _is_valid(entry[-1], _NAME)):
             _alive.pop(address, None)
+
+
+def _collected(phase, info):
+    """Called by the garbage collector, which runs while no exception is set: memory
+    that consumers have deleted does not wait for the next capsule."""
+    if phase == "start" and info["generation"] > 0 and _alive:
+        drop_unneeded()
+
+
+gc.callbacks.append(_collected)
 
 
 def make_capsule(view):
     """Returns a view as a capsule that keeps the view's memory alive."""
-    drop_untaken()
+    drop_unneeded()
     if view.dtype not in _TYPES:
         raise BufferError(f"DLPack has no {view.dtype.name}")
     code, bits = _TYPES[view.dtype]
     shape = (ctypes.c_int64 * len(view.shape))(*view.shape)
-    tensor = _Tensor(
-        data=view.address, device_type=view.device[0],
+    exported = _Exported()
+    address = ctypes.addressof(exported)
+    # NULL is for tensors that were deleted. One without elements has any address.
+    exported.tensor = _Tensor(
+        data=view.address or address, device_type=view.device[0],
         device_id=view.device[1], ndim=len(shape), code=code, bits=bits,
-        lanes=1, shape=shape,
-        deleter=ctypes.cast(_delete, ctypes.c_void_p))
-    address = ctypes.addressof(tensor)
+        lanes=1, shape=shape, deleter=_DELETER)
     capsule = _new(address, _NAME, None)
-    _alive[address] = tensor, shape, view.memory, capsule
+    _alive[address] = exported, shape, view.memory, capsule
     return capsule
 
 

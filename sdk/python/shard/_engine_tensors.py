@@ -8,7 +8,7 @@ import weakref
 
 from . import _calls
 from ._arguments import int32_array
-from ._dlpack import drop_untaken
+from ._dlpack import drop_unneeded
 from ._errors import Error, failed_precondition
 from ._handles import Closable
 from ._library import lib
@@ -52,7 +52,7 @@ class EngineTensors(Closable):
         self._forget_arrays()
 
     def _forget_arrays(self):
-        drop_untaken()
+        drop_unneeded()
         # Making an array takes ten times as long as taking a view of one.
         self._arrays = {}  # (parameter, is_grad) to (address, array).
         self._unit_pointers = {}  # Unit to arrays of C.

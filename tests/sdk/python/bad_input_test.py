@@ -10,6 +10,7 @@ import pickle
 import threading
 import time
 import unittest
+import unittest.mock
 import weakref
 
 import numpy
@@ -356,6 +357,46 @@ class DlpackTest(SdkTest):
             del capsule, other
         self.assertEqual(_dlpack._alive, {})
 
+    def test_a_tensor_that_is_deleted_leaves_an_exception(self):
+        from shard import _dlpack
+        # Calls with the GIL, and raises what is set where the result is NULL.
+        consumer = ctypes.PyDLL(os.environ["SHARD_DLPACK_CONSUMER"])
+        consumer.refuse.argtypes = [ctypes.c_void_p]
+        consumer.refuse.restype = ctypes.py_object
+        with local_engine() as engine:
+            for next_capsule in (False, True):
+                view = engine.param_view(0)
+                capsule = view.__dlpack__()
+                tensor = _dlpack._pointer_of(capsule, b"dltensor")
+                _dlpack._set_name(capsule, _dlpack._TAKEN)
+                lent = weakref.ref(view.memory)
+                del view, capsule
+                gc.collect()
+                self.assertIsNotNone(lent())
+                with unittest.mock.patch("sys.unraisablehook") as unraisable:
+                    with self.assertRaisesRegex(ValueError, "^refused$"):
+                        consumer.refuse(tensor)
+                unraisable.assert_not_called()
+                # Memory goes with the next capsule, or a collection.
+                if next_capsule:
+                    engine.param_view(1).__dlpack__()
+                else:
+                    gc.collect()
+                self.assertIsNone(lent())
+
+    def test_a_tensor_of_a_gpu_without_elements_is_deleted_once(self):
+        from shard import _dlpack, _views
+        view = _views.View(None, DType.F32, [0], None, True, device=(2, 0))
+        capsule = view.__dlpack__()
+        tensor = _dlpack._pointer_of(capsule, b"dltensor")
+        _dlpack._set_name(capsule, _dlpack._TAKEN)
+        _dlpack.drop_unneeded()
+        self.assertEqual(list(_dlpack._alive), [tensor])
+        deleter = _dlpack._Tensor.from_address(tensor).deleter
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(deleter)(tensor)
+        _dlpack.drop_unneeded()
+        self.assertEqual(_dlpack._alive, {})
+
     def test_a_view_that_numpy_refuses_is_lent_no_more(self):
         from shard import _dlpack, _views
         for dtype, device in ((DType.BF16, (1, 0)), (DType.F32, (2, 0))):
@@ -367,7 +408,7 @@ class DlpackTest(SdkTest):
             self.assertNotIsInstance(caught.exception, SystemError)
             lent = weakref.ref(view.memory)
             del view
-            _dlpack.drop_untaken()
+            _dlpack.drop_unneeded()
             self.assertIsNone(lent())
         self.assertEqual(_dlpack._alive, {})
 

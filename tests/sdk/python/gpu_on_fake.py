@@ -237,7 +237,7 @@ class GpuTest(SdkTest):
         # A capsule that nobody took is gone, whatever types the program has set
         # for Python's functions, as pointer_of does.
         del capsule
-        shard._dlpack.drop_untaken()
+        shard._dlpack.drop_unneeded()
         self.assertEqual(shard._dlpack._alive, {})
         with self.assertRaisesRegex(BufferError, "memory of GPU 0.*from_dlpack"):
             view.array()

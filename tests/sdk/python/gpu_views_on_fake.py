@@ -54,7 +54,7 @@ class ViewsTest(SdkTest):
         self.assertEqual(view.address, address)
         self.assertEqual(address_in_capsule(view), address)
         # A capsule that nobody took is gone.
-        shard._dlpack.drop_untaken()
+        shard._dlpack.drop_unneeded()
         self.assertEqual(shard._dlpack._alive, {})
         with self.assertRaisesRegex(BufferError, ON_GPU):
             view.array()

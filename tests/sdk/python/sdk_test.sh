@@ -10,6 +10,7 @@ set -euo pipefail
 
 export SHARD_REAL_LIBRARY="$PWD/api/libshard.so.0"
 export SHARD_OLD_LIBRARY="$PWD/tests/sdk/python/old_library.so"
+export SHARD_DLPACK_CONSUMER="$PWD/tests/sdk/python/dlpack_consumer.so"
 export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-$PWD/api}"
 export PYTHONPATH="$PWD/sdk/python:$PWD/tests/sdk/python"
 export PYTHONDONTWRITEBYTECODE=1 PYTHONWARNINGS=error::ResourceWarning
