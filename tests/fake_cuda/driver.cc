@@ -372,15 +372,27 @@ CuResult cuEventQuery(CuEvent event) {
     fake->Invalidate(found->captured_in);
     return CuResult::kCapturedEvent;
   }
-  if (found->record == nullptr) return CuResult::kSuccess;
-  if (found->record->is_done) {
-    fake->scheduler.TellHost(*found->record);
-    return CuResult::kSuccess;
+  // The event may be destroyed while this call waits.
+  const std::shared_ptr<Operation> record = found->record;
+  if (record == nullptr) return CuResult::kSuccess;
+  // A host that has asked so often waits for the event, and does not just look.
+  constexpr int kLooks = 8;
+  if (!record->is_done) {
+    const int queries = ++found->queries;
+    if (queries > fake->options.queries_before_progress) {
+      fake->scheduler.Need(record);
+    }
+    if (queries > kLooks) {
+      fake->scheduler.AwaitShortly(record.get(), call.lock());
+      if (call.is_lost()) {
+        fake->scheduler.AwaitRunning(call.lock());
+        return fake->lost;
+      }
+    }
+    if (!record->is_done) return CuResult::kNotReady;
   }
-  if (++found->queries > fake->options.queries_before_progress) {
-    fake->scheduler.Need(found->record);
-  }
-  return CuResult::kNotReady;
+  fake->scheduler.TellHost(*record);
+  return CuResult::kSuccess;
 }
 
 }  // namespace shard::cuda

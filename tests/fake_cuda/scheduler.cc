@@ -8,8 +8,19 @@
 
 namespace shard::testing::fake_cuda {
 
+namespace {
+
+// The pauses between attempts of operations that wait while nothing moves here:
+// other processes, and the host's threads, cannot notify this one. Each is
+// twice as long as the one before, so that ranks which wait long leave the
+// cores to the one that they wait for.
+constexpr std::chrono::microseconds kShortestPause(50);
+constexpr std::chrono::microseconds kLongestPause(1000);
+
+}  // namespace
+
 Scheduler::Scheduler(std::mutex* mutex, std::function<void(bool)> opened)
-    : mutex_(mutex), opened_(std::move(opened)) {}
+    : mutex_(mutex), opened_(std::move(opened)), pause_(kShortestPause) {}
 
 void Scheduler::Reset(const Options& options,
                       std::unique_lock<std::mutex>* lock) {
@@ -107,7 +118,9 @@ std::shared_ptr<Operation> Scheduler::Enqueue(
     is_started_ = true;
     std::thread([this] { Loop(); }).detach();
   }
-  work_.notify_one();
+  // Where something else comes first, its end finds this operation.
+  const bool is_first = stream->pending.size() == 1 && made->after.empty();
+  if (is_first && !is_lazy_ && !is_paused()) work_.notify_one();
   return made;
 }
 
@@ -116,6 +129,7 @@ Actor Scheduler::HostActor(const std::string& name) {
 }
 
 void Scheduler::Need(const std::shared_ptr<Operation>& operation) {
+  if (!is_lazy_) return;
   std::vector<std::shared_ptr<Operation>> open = {operation};
   while (!open.empty()) {
     const auto last = std::move(open.back());
@@ -150,10 +164,9 @@ void Scheduler::Drain(uint64_t context, std::unique_lock<std::mutex>* lock) {
   };
   for (const auto& it : streams_) add(*it);
   const uint64_t drops = num_drops_;
-  done_.wait(*lock, [&] {
-    return std::all_of(awaited.begin(), awaited.end(),
-                       [](const auto& it) { return it->is_done; });
-  });
+  for (const auto& it : awaited) {
+    it->ended.wait(*lock, [&] { return it->is_done; });
+  }
   // What was dropped counts as done while work before it still runs.
   if (num_drops_ != drops) AwaitRunning(lock);
 }
@@ -162,7 +175,7 @@ void Scheduler::Await(const std::shared_ptr<Operation>& operation,
                       std::unique_lock<std::mutex>* lock) {
   Need(operation);
   const uint64_t drops = num_drops_;
-  done_.wait(*lock, [&] { return operation->is_done; });
+  operation->ended.wait(*lock, [&] { return operation->is_done; });
   if (num_drops_ == drops) {
     TellHost(*operation);
   } else {
@@ -170,23 +183,33 @@ void Scheduler::Await(const std::shared_ptr<Operation>& operation,
   }
 }
 
+void Scheduler::AwaitShortly(Operation* operation,
+                             std::unique_lock<std::mutex>* lock) {
+  constexpr std::chrono::milliseconds kMoment(1);
+  if (is_paused() || (is_lazy_ && !operation->is_needed)) return;
+  operation->ended.wait_for(*lock, kMoment,
+                            [operation] { return operation->is_done; });
+}
+
 void Scheduler::Drop() {
   ++num_drops_;
   for (const auto& it : streams_) {
-    for (const auto& operation : it->pending) {
-      operation->is_done = true;
-      operation->after.clear();
-      operation->run = nullptr;
-      operation->attempt = nullptr;
-    }
+    for (const auto& operation : it->pending) End(operation.get());
     it->is_waiting = false;
     it->pending.clear();
   }
-  done_.notify_all();
+}
+
+void Scheduler::End(Operation* operation) {
+  operation->is_done = true;
+  operation->after.clear();
+  operation->run = nullptr;
+  operation->attempt = nullptr;
+  operation->ended.notify_all();
 }
 
 void Scheduler::AwaitRunning(std::unique_lock<std::mutex>* lock) {
-  done_.wait(*lock, [this] { return running_ == nullptr; });
+  idle_.wait(*lock, [this] { return running_ == nullptr; });
 }
 
 void Scheduler::PauseAfter(uint64_t operations) {
@@ -232,17 +255,24 @@ void Scheduler::NeedAttempts() {
   for (const auto& it : needed) Need(it);
 }
 
+void Scheduler::NoteProgress() {
+  for (const auto& it : streams_) it->is_waiting = false;
+  poll_at_.reset();
+  pause_ = kShortestPause;
+}
+
 void Scheduler::AwaitWork(std::unique_lock<std::mutex>* lock) {
-  // Other processes cannot notify this one.
-  constexpr std::chrono::microseconds kPoll(100);
   const auto waits = [](const auto& it) { return it->is_waiting; };
   if (is_paused() || std::none_of(streams_.begin(), streams_.end(), waits)) {
     work_.wait(*lock);
     return;
   }
   if (is_lazy_) NeedAttempts();
-  work_.wait_for(*lock, kPoll);
-  for (const auto& it : streams_) it->is_waiting = false;
+  if (!poll_at_) poll_at_ = std::chrono::steady_clock::now() + pause_;
+  if (work_.wait_until(*lock, *poll_at_) == std::cv_status::no_timeout) return;
+  const auto next = std::min(2 * pause_, kLongestPause);
+  NoteProgress();
+  pause_ = next;
 }
 
 bool Scheduler::Run(Operation* operation, std::unique_lock<std::mutex>* lock) {
@@ -263,7 +293,7 @@ bool Scheduler::Run(Operation* operation, std::unique_lock<std::mutex>* lock) {
   if (progress == Progress::kWaits) {
     running_->is_waiting = true;
   } else {
-    for (const auto& it : streams_) it->is_waiting = false;
+    NoteProgress();
   }
   return progress == Progress::kDone || num_drops_ != drops;
 }
@@ -271,7 +301,7 @@ bool Scheduler::Run(Operation* operation, std::unique_lock<std::mutex>* lock) {
 void Scheduler::PutBack(std::shared_ptr<Operation> operation) {
   running_->pending.push_front(std::move(operation));
   running_ = nullptr;
-  done_.notify_all();
+  idle_.notify_all();
 }
 
 void Scheduler::Loop() {
@@ -305,13 +335,10 @@ void Scheduler::Loop() {
       PutBack(std::move(operation));
       continue;
     }
-    operation->is_done = true;
-    operation->after.clear();
-    operation->run = nullptr;
-    operation->attempt = nullptr;
+    End(operation.get());
     running_ = nullptr;
     RemoveDestroyed();
-    done_.notify_all();
+    idle_.notify_all();
   }
 }
 

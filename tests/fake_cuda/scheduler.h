@@ -9,6 +9,7 @@
 #ifndef SHARD_TESTS_FAKE_CUDA_SCHEDULER_H_
 #define SHARD_TESTS_FAKE_CUDA_SCHEDULER_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -40,6 +41,8 @@ struct Operation {
   std::vector<std::shared_ptr<Operation>> after;
   bool is_needed = false;  // For lazy devices.
   bool is_done = false;
+  // Tells those that wait for this operation alone that it is done.
+  std::condition_variable ended;
 };
 
 struct Stream {
@@ -93,6 +96,10 @@ class Scheduler {
   // Waits until `operation` is done, which the host then knows, or dropped.
   void Await(const std::shared_ptr<Operation>& operation,
              std::unique_lock<std::mutex>* lock);
+  // Waits for a moment at most until `operation` is done or dropped, unless the
+  // device is not to come to it: a host that asks again and again is then woken
+  // by the operation, and takes no time of the ranks that it waits for.
+  void AwaitShortly(Operation* operation, std::unique_lock<std::mutex>* lock);
   // Drops all work that has not begun.
   void Drop();
   // Waits until the operation that runs has ended.
@@ -122,6 +129,10 @@ class Scheduler {
   bool Run(Operation* operation, std::unique_lock<std::mutex>* lock);
   // Puts an operation that has not ended back into the stream that runs.
   void PutBack(std::shared_ptr<Operation> operation);
+  // Lets operations that wait be attempted again, because something has moved.
+  void NoteProgress();
+  // Marks an operation as done, or dropped.
+  static void End(Operation* operation);
   // Sleeps until there may be something to do.
   void AwaitWork(std::unique_lock<std::mutex>* lock);
   // Lets lazy devices come to all operations that others may wait for.
@@ -132,7 +143,7 @@ class Scheduler {
   std::mutex* const mutex_;
   const std::function<void(bool)> opened_;
   std::condition_variable work_;
-  std::condition_variable done_;
+  std::condition_variable idle_;  // No operation runs.
   bool is_started_ = false;
   // No operation begins once so many have; null: not paused.
   std::optional<uint64_t> pause_at_;
@@ -145,6 +156,10 @@ class Scheduler {
   std::vector<std::shared_ptr<Stream>> streams_;  // With work, or alive.
   // The stream of the operation that runs.
   std::shared_ptr<Stream> running_;
+  // When operations that wait are attempted again though nothing has moved, and
+  // the pause before that.
+  std::optional<std::chrono::steady_clock::time_point> poll_at_;
+  std::chrono::microseconds pause_;
   uint64_t num_run_ = 0;
   uint64_t num_drops_ = 0;
   uint64_t lose_at_ = 0;
