@@ -245,6 +245,14 @@ TEST_P(StagesTest, GiveTheSameBits) {
       if (kSanitized && two != (max_grad_norm > 0)) continue;
       // On a GPU three ranks clip, and the others do not.
       if (gpu && (world_size == 3) != (max_grad_norm > 0)) continue;
+      // On several hosts, whose helpers take a while to start, four ranks clip
+      // and two do not in the short form, or the other way round where the step
+      // begins early, which one that clips does not.
+      const bool four_clip = !GetParam().begin_step;
+      if (TestsAreOn("tcp") && std::getenv("SHARD_TEST_LONG") == nullptr &&
+          ((world_size == 4) == four_clip) != (max_grad_norm > 0)) {
+        continue;
+      }
       SCOPED_TRACE(
           StrCat("world size ", world_size, ", max_grad_norm ", max_grad_norm));
       UnitTraining training = TrainingOf(GetParam(), world_size);
