@@ -101,13 +101,19 @@ struct Product {
 
   void Run() const {
     auto* const out = const_cast<float*>(c.data);
+    // Elements from one that is multiplied to the next.
+    const ptrdiff_t a_step = transpose_a ? 1 : a.ld;
+    const ptrdiff_t b_step = transpose_b ? b.ld : 1;
     for (int m = 0; m < count; ++m) {
       for (int j = 0; j < c.cols; ++j) {
         for (int i = 0; i < c.rows; ++i) {
+          const float* x =
+              a.data + (transpose_a ? a.At(m, 0, i) : a.At(m, i, 0));
+          const float* y =
+              b.data + (transpose_b ? b.At(m, j, 0) : b.At(m, 0, j));
           float sum = 0;
-          for (int k = 0; k < inner; ++k) {
-            sum += a.data[transpose_a ? a.At(m, k, i) : a.At(m, i, k)] *
-                   b.data[transpose_b ? b.At(m, j, k) : b.At(m, k, j)];
+          for (int k = 0; k < inner; ++k, x += a_step, y += b_step) {
+            sum += *x * *y;
           }
           float value = alpha * sum;
           // A matrix that is multiplied by 0 is not read.
