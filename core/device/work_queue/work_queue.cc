@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <new>
 #include <utility>
@@ -59,8 +60,16 @@ struct WorkQueue::State {
   std::mutex report_mutex;
   bool reported = false;  // GUARDED_BY(report_mutex)
 
+  // Tells the queue's thread of work and of `stop`.
+  std::condition_variable called;
+  // Tells those that wait for work of this queue that some is completed.
+  mutable std::condition_variable advanced;
+
   // All members below are GUARDED_BY(monitor->mutex).
   std::deque<Work> queue;
+  // The queue that this one's thread waits for, or null. A thread that has to
+  // stop is told by what it waits for.
+  const State* awaited = nullptr;
   bool stop = false;
   uint64_t pushed = 0;
   uint64_t completed = 0;
@@ -75,12 +84,13 @@ struct WorkQueue::State {
 
   // Waits until `number` pieces of work are completed, or until `waiter`, if
   // any, has to stop.
-  Status WaitFor(uint64_t number, const State* waiter, const Deadline& deadline,
+  Status WaitFor(uint64_t number, State* waiter, const Deadline& deadline,
                  std::unique_lock<std::mutex>* lock) const {
-    const bool in_time =
-        monitor->changed.wait_for(*lock, deadline.Remaining(), [&] {
-          return completed >= number || (waiter != nullptr && waiter->stop);
-        });
+    if (waiter != nullptr) waiter->awaited = this;
+    const bool in_time = advanced.wait_for(*lock, deadline.Remaining(), [&] {
+      return completed >= number || (waiter != nullptr && waiter->stop);
+    });
+    if (waiter != nullptr) waiter->awaited = nullptr;
     if (!in_time) return NotDone(number, deadline);
     return completed >= number ? StatusAt(number) : waiter->cancelled;
   }
@@ -130,8 +140,7 @@ class WorkQueue::QueueEvent final : public EventState {
 
   // Waits on the thread of `waiter`, if any, which ends the wait when it has to
   // stop.
-  Status SynchronizeUnless(const State* waiter,
-                           const Deadline& deadline) const {
+  Status SynchronizeUnless(State* waiter, const Deadline& deadline) const {
     std::unique_lock<std::mutex> lock(state_->monitor->mutex);
     return state_->WaitFor(number_, waiter, deadline, &lock);
   }
@@ -172,8 +181,10 @@ WorkQueue::~WorkQueue() {
   {
     const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
     state_->stop = true;
+    // With the lock: the thread may end its wait, and let go of that queue.
+    if (state_->awaited != nullptr) state_->awaited->advanced.notify_all();
   }
-  state_->monitor->changed.notify_all();
+  state_->called.notify_one();
   ::pthread_join(thread_, nullptr);
   // Only the joined thread used the queue. Cleared without the lock, because
   // the destructors of captured objects may do anything.
@@ -190,7 +201,7 @@ WorkQueue::~WorkQueue() {
     if (drops) state_->Fail(state_->cancelled, state_->completed + 1);
     state_->completed = state_->pushed;
   }
-  state_->monitor->changed.notify_all();
+  state_->advanced.notify_all();
 }
 
 std::string_view WorkQueue::name() const { return state_->name; }
@@ -203,11 +214,8 @@ WorkQueue::Turn WorkQueue::turn() const {
 
 void WorkQueue::Fail(const Status& status) {
   state_->Report(status);
-  {
-    const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
-    state_->Fail(status, state_->completed + 1);
-  }
-  state_->monitor->changed.notify_all();
+  const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
+  state_->Fail(status, state_->completed + 1);
 }
 
 bool WorkQueue::IsStopping() const {
@@ -227,7 +235,7 @@ void WorkQueue::Push(std::string_view what, std::function<Status()> run) {
     state_->queue.push_back(std::move(work));
     ++state_->pushed;
   }
-  state_->monitor->changed.notify_all();
+  state_->called.notify_one();
 }
 
 void WorkQueue::PushWait(const Event& event, const Deadline& deadline) {
@@ -270,7 +278,7 @@ void WorkQueue::State::Run() {
   uint64_t random = pauses.seed;
   std::unique_lock<std::mutex> lock(monitor->mutex);
   for (;;) {
-    monitor->changed.wait(lock, [this] { return stop || !queue.empty(); });
+    called.wait(lock, [this] { return stop || !queue.empty(); });
     const bool dropped = !error.ok();
     if (!stop && !dropped && pauses.longest > 0) Pause(&lock, &random);
     if (stop) return;
@@ -283,7 +291,10 @@ void WorkQueue::State::Run() {
     at.clear();
     ++completed;
     if (!status.ok()) Fail(status, completed);
-    monitor->changed.notify_all();
+    // Without the lock, which those that wait take.
+    lock.unlock();
+    advanced.notify_all();
+    lock.lock();
   }
 }
 
@@ -293,7 +304,7 @@ void WorkQueue::State::Pause(std::unique_lock<std::mutex>* lock,
   if (bits % 2 == 0) return;
   const std::chrono::duration<double> pause(
       pauses.longest * (static_cast<double>(bits >> 11) * 0x1p-53));
-  monitor->changed.wait_for(*lock, pause, [this] { return stop; });
+  called.wait_for(*lock, pause, [this] { return stop; });
 }
 
 void WorkQueue::State::Report(const Status& failed) noexcept {

@@ -9,9 +9,9 @@
 // dropped but still counted, and events from its number on have the error.
 //
 // All queues of a device share one Monitor, so that a queue which waits for the
-// event of another queue is also woken by its own destructor. The price: each
-// piece of work that ends wakes every thread that waits on the device, of which
-// there are a handful.
+// event of another queue is also woken by its own destructor. A piece of work
+// that is pushed wakes the queue's thread alone, and one that ends those that
+// wait for this queue: a host with several ranks on a device has many threads.
 //
 // The thread blocks all signals, which are the host's. Exceptions do not leave
 // it: where memory runs out, the queue fails.
@@ -28,7 +28,6 @@
 #include <pthread.h>
 #include <sys/types.h>
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -44,7 +43,6 @@ namespace shard {
 
 struct Monitor {
   std::mutex mutex;
-  std::condition_variable changed;
 };
 
 // The pause before each piece of work: none, or up to `longest` seconds, each

@@ -198,6 +198,31 @@ TEST(WorkerTest, QueuedWorkIsDroppedWhenItsStreamIsDestroyed) {
 }
 
 // The work ends well, and what is behind it is dropped.
+// The stream that is waited for goes on, and wakes nobody.
+TEST(WorkerTest, AWaitForAnotherStreamEndsWithItsOwn) {
+  const auto device = Open("cpu");
+  const auto busy = Communication(device);
+  auto waiting = Communication(device);
+  Gate gate;
+  busy->Call("busy", gate.Passing());
+  waiting->Wait(busy->Record(), Soon());
+  const Event after = waiting->Record();
+  ASSERT_TRUE(gate.AwaitArrival());
+  const Deadline deadline = Soon();
+  std::string at;
+  while (at.find("it is at 'wait for 'shard-comm''") == std::string::npos) {
+    ASSERT_FALSE(deadline.Expired()) << at;
+    at = after.Synchronize(Deadline::After(0)).message();
+  }
+  const auto start = std::chrono::steady_clock::now();
+  waiting.reset();
+  EXPECT_LT(SecondsSince(start), 30);
+  ExpectError(after.Synchronize(Deadline::After(0)), StatusCode::kCancelled,
+              {"'shard-comm'", "destroyed"});
+  gate.Open();
+  EXPECT_OK(busy->Synchronize(Soon()));
+}
+
 TEST(WorkerTest, DroppedWorkBehindWorkThatRunsIsReported) {
   auto stream = Communication(Open("cpu"));
   std::vector<Status> reported;
