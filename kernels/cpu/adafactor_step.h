@@ -235,9 +235,9 @@ HWY_INLINE double AdafactorStepSize(const Adafactor::Scalars& scalars,
                              static_cast<int64_t>(numel));
 }
 
-HWY_INLINE void AdafactorStepMatrices(const Adafactor::Scalars& scalars,
-                                      const TensorStepArgs& args,
-                                      size_t numel) {
+static HWY_NOINLINE void AdafactorStepMatrices(
+    const Adafactor::Scalars& scalars, const TensorStepArgs& args,
+    size_t numel) {
   const AdafactorVectors vectors(scalars);
   const AdafactorRest rest(scalars);
   const auto batches =
@@ -271,9 +271,9 @@ HWY_INLINE void AdafactorStepMatrices(const Adafactor::Scalars& scalars,
   });
 }
 
-HWY_INLINE void AdafactorStepElements(const Adafactor::Scalars& scalars,
-                                      const TensorStepArgs& args,
-                                      size_t numel) {
+static HWY_NOINLINE void AdafactorStepElements(
+    const Adafactor::Scalars& scalars, const TensorStepArgs& args,
+    size_t numel) {
   const AdafactorVectors vectors(scalars);
   const AdafactorRest rest(scalars);
   float* const variance = args.states[Adafactor::kVariance];

@@ -142,22 +142,48 @@ class AdafactorTile {
   double* col_sums_;
 };
 
+// Does the work of AdafactorTile, in loops and without prefetches, for the
+// target whose vectors have one lane: there an operation for each element takes
+// longer to compile than all that other targets have.
+template <size_t kSize>
+HWY_INLINE void AddAdafactorSquares(const float* const* rows, double* row_sums,
+                                    double* col_sums) {
+  double squares[kAdafactorRows][kSize];
+  for (size_t r = 0; r < kAdafactorRows; ++r) {
+    for (size_t j = 0; j < kSize; ++j) {
+      const double x = rows[r][j];
+      squares[r][j] = x * x;
+    }
+  }
+  for (size_t j = 0; j < kSize; ++j) {
+    col_sums[j] +=
+        (squares[0][j] + squares[1][j]) + (squares[2][j] + squares[3][j]);
+  }
+  for (size_t r = 0; r < kAdafactorRows; ++r) {
+    row_sums[r] += SumOfHalves(squares[r], kSize);
+  }
+}
+
 // Adds the squares of the first `count` columns of rows, at most kSize.
 template <size_t kSize>
 HWY_INLINE void AddAdafactorTile(const float* const* rows,
-                                 const float* const* next, size_t count,
-                                 double* row_sums, double* col_sums) {
-  if (count == kSize) {
-    AdafactorTile<kSize>(rows, next, col_sums).AddTo(row_sums);
-    return;
-  }
+                                 [[maybe_unused]] const float* const* next,
+                                 size_t count, double* row_sums,
+                                 double* col_sums) {
+  // The tile's code, in which no loop is left, is there once for both.
   float filled[kAdafactorRows][kSize];
   const float* all[kAdafactorRows];
   for (size_t r = 0; r < kAdafactorRows; ++r) {
+    all[r] = rows[r];
+    if (count == kSize) continue;
     std::fill(std::copy_n(rows[r], count, filled[r]), filled[r] + kSize, 0.0f);
     all[r] = filled[r];
   }
+#if HWY_TARGET == HWY_SCALAR
+  AddAdafactorSquares<kSize>(all, row_sums, col_sums);
+#else
   AdafactorTile<kSize>(all, next, col_sums).AddTo(row_sums);
+#endif
 }
 
 // Adds the squares of `width` elements of each of the rows, at most a strip, to
@@ -193,7 +219,7 @@ HWY_INLINE void AdafactorSumRows(const float* const* rows, size_t width,
 
 // The first pass: stores the sums of squares of rows and columns in the
 // scratch.
-HWY_INLINE void AdafactorSums(const AdafactorMatrix& matrix) {
+static HWY_NOINLINE void AdafactorSums(const AdafactorMatrix& matrix) {
   // Replaces the rows that are missing in the last group.
   const float zeros[kAdafactorStrip] = {};
   double col_sums[kAdafactorStrip];

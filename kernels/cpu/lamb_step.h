@@ -75,8 +75,8 @@ class LambRange {
   V sign_;
 };
 
-HWY_INLINE void LambStep(const Lamb::Scalars& scalars,
-                         const TensorStepArgs& args) {
+static HWY_NOINLINE void LambStep(const Lamb::Scalars& scalars,
+                                  const TensorStepArgs& args) {
   const LambRange<hn::ScalableTag<float>> vectors(scalars, args);
   const LambRange<hn::CappedTag<float, 1>> rest(scalars, args);
   const auto count = static_cast<size_t>(ShapeNumel(args.shape, args.ndim));

@@ -52,6 +52,16 @@ HWY_INLINE double SumOfVector([[maybe_unused]] D d, hn::Vec<D> v) {
   return hn::GetLane(v);
 }
 
+// Adds the upper half of `count` sums to the lower until one is left, and
+// returns it: for the target whose vectors have one lane. `count` is a power
+// of 2.
+HWY_INLINE double SumOfHalves(double* sums, size_t count) {
+  for (size_t half = count / 2; half > 0; half /= 2) {
+    for (size_t j = 0; j < half; ++j) sums[j] += sums[j + half];
+  }
+  return sums[0];
+}
+
 // Returns the sum of the squares of the vectors at x, x + kStride and so on, up
 // to kSquareTile.
 template <size_t kStride>
@@ -67,18 +77,27 @@ HWY_INLINE hn::Vec<TileDoubles> SumStridedSquares(const float* x) {
   }
 }
 
-// Returns the sum of the squares of a whole tile.
-HWY_INLINE double SumSquares(const float* tile) {
-  return SumOfVector(TileDoubles(), SumStridedSquares<kTileVector>(tile));
-}
-
 // Returns the sum of the squares of a tile's first `count` elements, as that of
 // a tile with zeros behind them.
 HWY_INLINE double SumSquares(const float* tile, size_t count) {
-  if (count == kSquareTile) return SumSquares(tile);
+  // The sum, in which no loop is left, is there once for both.
   float whole[kSquareTile];
-  std::fill(std::copy_n(tile, count, whole), whole + kSquareTile, 0.0f);
-  return SumSquares(whole);
+  if (count != kSquareTile) {
+    std::fill(std::copy_n(tile, count, whole), whole + kSquareTile, 0.0f);
+    tile = whole;
+  }
+#if HWY_TARGET == HWY_SCALAR
+  // In loops: an operation for each element takes long to compile.
+  double sums[kSquareTile / 2];
+  for (size_t j = 0; j < kSquareTile / 2; ++j) {
+    const double low = tile[j];
+    const double high = tile[j + kSquareTile / 2];
+    sums[j] = low * low + high * high;
+  }
+  return SumOfHalves(sums, kSquareTile / 2);
+#else
+  return SumOfVector(TileDoubles(), SumStridedSquares<kTileVector>(tile));
+#endif
 }
 
 }  // namespace HWY_NAMESPACE
