@@ -69,9 +69,9 @@ class Meeting {
       Phase("greeted");
       SHARD_RETURN_IF_ERROR(SendHello(pidfd));
       Phase("hello");
+      is_over_ = false;
       auto world = ReceiveWelcome();
-      // It was the helper of an earlier meeting.
-      if (world.status().code() == StatusCode::kUnavailable) continue;
+      if (is_over_) continue;
       SHARD_RETURN_IF_ERROR(world.status());
       Phase("welcome");
       return std::make_unique<HelperConnection>(
@@ -228,6 +228,7 @@ class Meeting {
     }
     SHARD_RETURN_IF_ERROR(packet.status());
     if (const auto verdict = Parse<Verdict>(packet->bytes)) {
+      is_over_ = verdict->number == kMeetingIsOver;
       return StatusOf(*verdict);
     }
     return packet;
@@ -263,6 +264,7 @@ class Meeting {
   const Deadline limit_;
   Fd socket_;
   bool has_started_ = false;
+  bool is_over_ = false;  // The helper was that of an earlier meeting.
   pid_t helper_ = 0;
   std::shared_ptr<Mapping> control_;
   Fd bell_;

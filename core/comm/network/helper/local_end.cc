@@ -288,7 +288,7 @@ class LocalEnd::Impl {
     // A rank that comes once more after the meeting has failed begins another.
     if (!failure_.ok() && !told_.insert(rank).second) EndMeeting();
     if (!listening_.valid()) {
-      Tell(stranger, Unavailable("the meeting is over"));
+      Tell(stranger, Unavailable("the meeting is over"), kMeetingIsOver);
       return;
     }
     if (!failure_.ok()) {
@@ -360,8 +360,9 @@ class LocalEnd::Impl {
     listener_->OnRefused(why);
   }
 
-  static void Tell(const Stranger& stranger, const Status& why) {
-    (void)SendNow(stranger.socket, BytesOf(MakeVerdict(why)), -1);
+  static void Tell(const Stranger& stranger, const Status& why,
+                   uint64_t number = 0) {
+    (void)SendNow(stranger.socket, BytesOf(MakeVerdict(why, number)), -1);
   }
 
   // --- ranks ---
