@@ -373,6 +373,12 @@ StatusOr<Fd> ListenAt(const SocketAddress& address) {
   if (errno == EADDRNOTAVAIL) {
     return NotFound(address.HostText(), " is not an address of this host");
   }
+  if (errno == EADDRINUSE && address.port() == 0) {
+    return ResourceExhausted(
+        "no port of ", address.HostText(),
+        " is free of those in net.ipv4.ip_local_port_range; `ss -tan` lists "
+        "who has them, and `sysctl` sets a wider range");
+  }
   if (errno == EADDRINUSE) {
     return AlreadyExists("port ", address.port(), " of ", address.HostText(),
                          " is taken; `ss -ltnp 'sport = :", address.port(),

@@ -183,8 +183,12 @@ Status Meeting::TryToBecomeMaster() {
     }
     const StatusCode code = listening.status().code();
     if (code == StatusCode::kNotFound) continue;  // Of another host.
-    // A helper that must not listen may still be a member.
-    if (code == StatusCode::kAlreadyExists || !trust.ok()) return Status();
+    // A helper that must not listen may still be a member, and another helper
+    // of this host may be the master. The error counts where nobody answers.
+    if (code == StatusCode::kAlreadyExists || !trust.ok()) {
+      last_error_ = listening.status();
+      return Status();
+    }
     return listening.status();
   }
   return Status();
@@ -347,6 +351,8 @@ void Meeting::HandleDeadline() {
     });
     return;
   }
+  // This host knows why it does not meet the others.
+  if (!failure_.ok()) return Finish(failure_);
   const double waited = std::round(options_.deadline.seconds() * 10) / 10;
   std::string why = last_error_.ok() ? "" : "; the last attempt: ";
   if (!last_error_.ok()) why += last_error_.message();
