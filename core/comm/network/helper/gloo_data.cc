@@ -316,24 +316,28 @@ std::chrono::milliseconds GlooData::Remaining() const {
 }
 
 Status GlooData::ConnectTo(int host, const End& theirs) {
-  const std::chrono::milliseconds left = Remaining();
+  // Who waits for the meeting ends it at the deadline, with an error that says
+  // more.
+  const std::chrono::milliseconds left = Remaining() + std::chrono::seconds(1);
   return Guard("connecting by Gloo", [&]() -> Status {
     gloo::transport::Context& context = *transport_->context;
     context.getPair(host)->connect(
         std::vector<char>(theirs.address.begin(), theirs.address.end()));
     // Each end sends the token that it got over the Channel.
     std::string sent = theirs.token;
-    std::string received(kTokenBytes, '\0');
+    sent.resize(kProbeBytes);
+    std::string received(kProbeBytes, '\0');
     constexpr uint64_t kTokenSlot = ~uint64_t{0};
-    const auto out = context.createUnboundBuffer(sent.data(), kTokenBytes);
-    const auto in = context.createUnboundBuffer(received.data(), kTokenBytes);
+    const auto out = context.createUnboundBuffer(sent.data(), kProbeBytes);
+    const auto in = context.createUnboundBuffer(received.data(), kProbeBytes);
     const Transport::Waits waits(transport_.get(), out.get(), in.get());
-    in->recv(host, kTokenSlot, 0, kTokenBytes);
-    out->send(host, kTokenSlot, 0, kTokenBytes);
+    in->recv(host, kTokenSlot, 0, kProbeBytes);
+    out->send(host, kTokenSlot, 0, kProbeBytes);
     if (waits.are_ended() || !out->waitSend(nullptr, left) ||
         !in->waitRecv(nullptr, left)) {
       return Unavailable("the connection with host ", host, " was closed");
     }
+    received.resize(kTokenBytes);
     if (received != end(host).token) {
       return PermissionDenied("a stranger has connected to the port of host ",
                               host_, " where host ", host, " was expected");

@@ -87,8 +87,15 @@ StatusOr<std::unique_ptr<MeshLinks>> MeshLinks::Create(Loop* loop, Mesh mesh,
   links->ready_timer_ = loop->At(deadline, [links = links.get(), hosts] {
     for (int h = 0; h < hosts; ++h) {
       if (!links->IsOpen(h) || links->peer(h).is_ready) continue;
+      const std::string address =
+          links->mesh_.hosts[static_cast<size_t>(h)].address.HostText();
       return links->Lose(
-          h, DeadlineExceeded("its tensor connections were not ready in time"));
+          h,
+          DeadlineExceeded(
+              "its tensor connections were not ready in time; let firewalls "
+              "pass all TCP ports between the hosts, and packets as large "
+              "as the MTU of the interfaces: with 1500, `ping -M do -s 1472 ",
+              address, "` must be answered"));
     }
   });
   if (hosts == 1) {
@@ -167,8 +174,12 @@ void MeshLinks::HandleFrame(int host, uint32_t kind, Channel::Bytes body) {
 void MeshLinks::Fail(const Status& why) {
   const FailedHead head{static_cast<int32_t>(why.code()), why.rank()};
   const std::string text(why.message());
-  for (int h = 0; h < static_cast<int>(peers_.size()); ++h) {
-    SendFrame(h, kFailed, {std::as_bytes(std::span(&head, 1)), BytesOf(text)});
+  for (const auto& channel : mesh_.channels) {
+    // A host that is just being lost is told, too. One that does not take it is
+    // gone.
+    if (channel == nullptr) continue;
+    (void)channel->Send(kFailed,
+                        {std::as_bytes(std::span(&head, 1)), BytesOf(text)});
   }
 }
 
@@ -205,10 +216,10 @@ void MeshLinks::Lose(int host, Status why) {
   if (!IsOpen(host)) return;
   peer(host).is_lost = true;
   data_->Lose(host);
+  handlers_.on_lost(host, why);
   // A callback of the channel may be on the stack: it is freed after it.
   loop_->Post([channel = std::shared_ptr<Channel>(
                    std::move(mesh_.channels[static_cast<size_t>(host)]))] {});
-  handlers_.on_lost(host, why);
   CheckGoodbye();
 }
 

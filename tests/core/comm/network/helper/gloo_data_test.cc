@@ -236,7 +236,8 @@ TEST(GlooDataTest, AnotherTokenIsAStrangers) {
       << results[0].ToString();
 }
 
-// A host that does not connect costs the others their deadline, not more.
+// A host that does not connect costs the others their deadline and a second,
+// in which who waits for it ends the wait.
 TEST(GlooDataTest, AHostThatDoesNotConnectEndsByTheDeadline) {
   const Hosts hosts = MakeHosts(2, 0.5);
   auto ends = EndsOf(hosts);
