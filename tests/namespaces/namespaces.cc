@@ -4,6 +4,8 @@
 
 #include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -132,11 +134,18 @@ StatusOr<std::unique_ptr<Namespaces>> Namespaces::Make(int hosts) {
 }
 
 Namespaces::~Namespaces() {
+  for (const auto& [host, relay] : relays_) {
+    ::kill(relay, SIGKILL);
+    ::waitpid(relay, nullptr, 0);
+  }
   // The links end with the namespaces, but only when the last process of a host
   // has ended.
   std::string commands;
   for (size_t host = 0; host < hosts_.size(); ++host) {
     commands += StrCat("link del ", PortOf(static_cast<int>(host)), "\n");
+  }
+  for (const auto& [host, relay] : relays_) {
+    commands += StrCat("link del ", RelayOf(host), "\n");
   }
   (void)RunOnBridge("ip", StrCat(commands, "link del b", number_, "\n")).ok();
 }
@@ -145,8 +154,20 @@ Status Namespaces::Enter(int host) const {
   return EnterNetwork(hosts_.at(static_cast<size_t>(host)));
 }
 
+std::string Namespaces::Path(int host) const {
+  return StrCat("/proc/", int64_t{::getpid()}, "/fd/",
+                hosts_.at(static_cast<size_t>(host)).get());
+}
+
 std::string Namespaces::Address(int host) {
   return StrCat("10.77.0.", host + 1);
+}
+
+Status Namespaces::Configure(int host, std::string_view command) {
+  return OnThread([&]() -> Status {
+    SHARD_RETURN_IF_ERROR(Enter(host));
+    return RunIp(StrCat(command, "\n"));
+  });
 }
 
 Status Namespaces::LimitRate(int host, std::string_view rate) {
@@ -169,6 +190,38 @@ Status Namespaces::CutLink(int host) {
 Status Namespaces::JoinLink(int host) {
   return RunOnBridge(
       "ip", StrCat("link set ", PortOf(host), " master b", number_, "\n"));
+}
+
+Status Namespaces::Relay(int host, const RelayOptions& options) {
+  const std::string port = PortOf(host);
+  const std::string end = RelayOf(host);
+  SHARD_RETURN_IF_ERROR(RunOnBridge(
+      "ip", StrCat("link set ", port, " nomaster\nlink add ", end,
+                   " type veth peer name b", end, "\nlink set ", end,
+                   " up\nlink set b", end, " master b", number_, " up\n")));
+  // A packet is lost and delayed as the network would have it, and not with
+  // dozens of others that leave a host as one.
+  for (int h = 0; h < static_cast<int>(hosts_.size()); ++h) {
+    SHARD_RETURN_IF_ERROR(Configure(h, "link set eth0 gso_max_segs 1"));
+  }
+  int ready[2];
+  if (::pipe2(ready, O_CLOEXEC) != 0) return ErrnoStatus("pipe2", errno);
+  const Fd reads(ready[0]);
+  Fd writes(ready[1]);
+  const pid_t relay = ::fork();
+  if (relay == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (EnterNetwork(*OwnNetwork()).ok()) {
+      RunRelay(port, end, options, writes.get());
+    }
+    ::_exit(1);
+  }
+  if (relay < 0) return ErrnoStatus("fork", errno);
+  relays_[host] = relay;
+  writes.Reset();
+  char byte;
+  if (::read(reads.get(), &byte, 1) == 1) return Status();
+  return Internal("the relay of host ", host, " did not start");
 }
 
 std::vector<pid_t> Namespaces::Processes(int host) const {
@@ -229,6 +282,10 @@ StatusOr<Namespaces::Traffic> Namespaces::CountTraffic(int host) const {
 
 std::string Namespaces::PortOf(int host) const {
   return StrCat("p", number_, "-", host);
+}
+
+std::string Namespaces::RelayOf(int host) const {
+  return StrCat("r", number_, "-", host);
 }
 
 }  // namespace shard::testing

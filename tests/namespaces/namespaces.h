@@ -11,6 +11,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@
 
 #include "core/base/fd.h"
 #include "core/base/status.h"
+#include "tests/namespaces/relay.h"
 
 namespace shard::testing {
 
@@ -40,8 +42,15 @@ class Namespaces {
   // Moves the calling thread to a host. Processes that it forks are there too.
   Status Enter(int host) const;
 
+  // Returns the path of a host's network, by which nsenter starts programs
+  // there while this process lives.
+  std::string Path(int host) const;
+
   // Returns the address of a host: "10.77.0.1" for host 0.
   static std::string Address(int host);
+
+  // Runs a command of ip on a host: "link set eth0 down".
+  Status Configure(int host, std::string_view command);
 
   // Holds what a host sends and receives to a rate of tc: "1gbit".
   Status LimitRate(int host, std::string_view rate);
@@ -50,6 +59,10 @@ class Namespaces {
   // lost.
   Status CutLink(int host);
   Status JoinLink(int host);
+
+  // Puts a relay between a host and the others, from now on. REQUIRES: the
+  // link is joined, and has no relay.
+  Status Relay(int host, const RelayOptions& options);
 
   // Returns the processes of a host.
   std::vector<pid_t> Processes(int host) const;
@@ -66,9 +79,12 @@ class Namespaces {
 
   // The bridge's end of a host's link.
   std::string PortOf(int host) const;
+  // The relay's end of the link that takes a port's place.
+  std::string RelayOf(int host) const;
 
   const int number_;  // Tells this process' networks apart.
   std::vector<Fd> hosts_;
+  std::map<int, pid_t> relays_;  // By host.
 };
 
 }  // namespace shard::testing

@@ -136,5 +136,58 @@ TEST_F(NamespacesTest, ACutLinkLosesWhatIsSent) {
   EXPECT_EQ(Send(*hosts_, 1 << 16).bytes, 1u << 16);
 }
 
+TEST_F(NamespacesTest, ARelayDelaysPackets) {
+  ASSERT_OK(hosts_->Relay(1, {.delay_seconds = 0.05}));
+  const Transfer transfer = Send(*hosts_, 1 << 20);
+  EXPECT_EQ(transfer.bytes, 1u << 20);
+  // The first window of 10 packets goes, and the next ones after each answer
+  // are twice as many: 7 round trips.
+  EXPECT_GT(transfer.seconds, 0.3);
+  EXPECT_LT(transfer.seconds, 10);
+}
+
+TEST_F(NamespacesTest, ARelayLosesPackets) {
+  ASSERT_OK(hosts_->Relay(1, {.delay_seconds = 0.0005, .loss = 0.02}));
+  const auto before = hosts_->CountTraffic(1);
+  ASSERT_OK(before);
+  constexpr uint64_t kBytes = 4 << 20;
+  EXPECT_EQ(Send(*hosts_, kBytes).bytes, kBytes);
+  const auto after = hosts_->CountTraffic(1);
+  ASSERT_OK(after);
+  // What was lost is sent again, beside headers of 66 bytes for 1,448.
+  EXPECT_GT(static_cast<double>(after->sent - before->sent),
+            1.055 * static_cast<double>(kBytes));
+}
+
+TEST_F(NamespacesTest, ARelayLosesLargePackets) {
+  ASSERT_OK(hosts_->Relay(1, {.largest_packet = 1000}));
+  EXPECT_EQ(Send(*hosts_, 0).bytes, 0u);
+  std::thread([&] {
+    ASSERT_OK(hosts_->Enter(1));
+    const Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    Fd receiver;
+    std::thread([&] {
+      ASSERT_OK(hosts_->Enter(0));
+      receiver.Reset(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+      const sockaddr_in address = AddressOf(0);
+      ASSERT_EQ(
+          ::bind(receiver.get(), reinterpret_cast<const sockaddr*>(&address),
+                 sizeof(address)),
+          0);
+    }).join();
+    const sockaddr_in address = AddressOf(0);
+    const std::vector<char> bytes(1200);
+    for (const size_t size : {size_t{1200}, size_t{900}}) {
+      ASSERT_EQ(::sendto(socket.get(), bytes.data(), size, 0,
+                         reinterpret_cast<const sockaddr*>(&address),
+                         sizeof(address)),
+                static_cast<ssize_t>(size));
+    }
+    // Packets keep their order: the first one was lost.
+    std::vector<char> got(2000);
+    EXPECT_EQ(::recv(receiver.get(), got.data(), got.size(), 0), 900);
+  }).join();
+}
+
 }  // namespace
 }  // namespace shard::testing

@@ -77,6 +77,10 @@ inline void RunGroup(Backend backend, int world_size,
   }
   RunEach(backend, world_size, [&](int rank) {
     const CommOptions options{.rank = rank, .world_size = world_size};
+    if (tcp) {
+      const Status entered = tcp->Enter(rank);
+      ASSERT_TRUE(entered.ok()) << entered.ToString();
+    }
     const std::string url =
         tcp ? tcp->Url(rank) : UrlFor(backend, name, world_size, parameters);
     auto comm =

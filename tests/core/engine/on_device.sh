@@ -18,6 +18,19 @@ if [ "$SHARD_TEST_DEVICE" = fake_cuda ] || [ "$SHARD_TEST_DEVICE" = offloaded ];
 fi
 # Those of the tests that run on it, where it is not for all.
 only='*'
+if [ "$SHARD_TEST_DEVICE" = namespaces ]; then
+  # Hosts that have networks of their own. The tests run on several helpers of one
+  # network, too: here, in the short form, some of each program.
+  SHARD_TEST_DEVICE=tcp
+  export SHARD_TEST_HOSTS=namespaces
+  case "$1" in
+    */training_tests) only='HostsTest.*' ;;
+    *)
+      [ -n "${SHARD_TEST_LONG-}" ] ||
+        only='ClipGradNormTest.*:*/StagesTest.*/apart_stage*:*/SummonTest.*/apart_stage3:*/MissingGradsTest.*/apart_stage1:CheckpointTest.LoadsEvery*'
+      ;;
+  esac
+fi
 if [ "$SHARD_TEST_DEVICE" = fake_nccl_ring ]; then
   # Sums have the order of a ring, so plans that are deterministic must not use
   # NCCL's.

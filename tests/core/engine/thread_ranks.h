@@ -2,7 +2,8 @@
 //
 // Runs a test's body on N ranks, each a thread with its own communicator: they
 // share memory, or, with SHARD_TEST_DEVICE=tcp, are on several hosts, which sum
-// as SHARD_TEST_SUMS says.
+// as SHARD_TEST_SUMS says, and have networks of their own with
+// SHARD_TEST_HOSTS=namespaces.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_THREAD_RANKS_H_
 #define SHARD_TESTS_CORE_ENGINE_THREAD_RANKS_H_
@@ -47,6 +48,10 @@ inline void RunThreadRanks(int world_size, const RankBody& body,
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, options, rank]() mutable {
+      if (hosts) {
+        const Status entered = hosts->Enter(rank);
+        ASSERT_TRUE(entered.ok()) << entered.ToString();
+      }
       options.rank = rank;
       options.world_size = world_size;
       auto comm = OpenCommunicator(hosts ? hosts->Url(rank) : url, options);
