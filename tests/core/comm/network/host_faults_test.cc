@@ -14,8 +14,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <filesystem>
-#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -28,6 +26,7 @@
 #include "tests/core/base/comes_true.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/sanitizers.h"
+#include "tests/core/comm/network/namespace_hosts.h"
 #include "tests/namespaces/namespaces.h"
 #include "tests/ranks/ranks.h"
 
@@ -79,12 +78,6 @@ std::vector<int> BeginsFor(int world_size) {
   if (world_size == 2) return {0, 1, 2};
   if (world_size == 3) return {0, 2, 3};
   return {0, 3, 5, 8};
-}
-
-int HostOf(const std::vector<int>& begins, int rank) {
-  return static_cast<int>(std::upper_bound(begins.begin(), begins.end(), rank) -
-                          begins.begin()) -
-         1;
 }
 
 double Now() {
@@ -147,41 +140,17 @@ Status Work(Communicator* comm, Board* board) {
   }
 }
 
-bool IsHelper(pid_t pid) {
-  std::error_code gone;
-  const auto program = std::filesystem::read_symlink(
-      StrCat("/proc/", int64_t{pid}, "/exe"), gone);
-  return program.filename() == "shard-network";
-}
-
-class HostFaultsTest : public ::testing::Test {
+class HostFaultsTest : public NamespaceHostsTest {
  protected:
-  void SetUp() override {
-    const auto made = Namespaces::Make(1);
-    if (!made.ok()) {
-      GTEST_SKIP() << "no network namespaces: " << made.status().ToString();
-    }
-    const std::string helper =
-        std::filesystem::canonical("sdk/network/shard-network");
-    ::setenv("SHARD_NETWORK_HELPER", helper.c_str(), 1);
-  }
-
   // Runs a world in which a fault happens, and expects what has to follow.
   void RunWith(int world_size, const Fault& fault);
 
  private:
   void Inject(const Fault& fault, Board* board, int world_size);
-
-  std::unique_ptr<Namespaces> hosts_;
 };
 
 void HostFaultsTest::Inject(const Fault& fault, Board* board, int world_size) {
-  const auto helper = [&] {
-    for (const pid_t pid : hosts_->Processes(fault.target)) {
-      if (IsHelper(pid)) return pid;
-    }
-    return pid_t{-1};
-  };
+  const auto helper = [&] { return HelperOn(*hosts_, fault.target); };
   ASSERT_TRUE(ComesTrue([&] {
     if (fault.after_loops < 0) {
       return fault.of_host() ? helper() > 0 : board->pids[fault.target] > 0;
@@ -237,9 +206,7 @@ void HostFaultsTest::RunWith(int world_size, const Fault& fault) {
   SCOPED_TRACE(StrCat(world_size, " ranks, ", fault.ToString()));
   const std::vector<int> begins = BeginsFor(world_size);
   const int hosts = static_cast<int>(begins.size()) - 1;
-  auto made = Namespaces::Make(hosts);
-  ASSERT_OK(made);
-  hosts_ = *std::move(made);
+  MakeHosts(hosts);
   const SharedBoard board;
   const std::string url = StrCat("tcp://", Namespaces::Address(0),
                                  ":7077?trust=network&meet=", kMeetSeconds,
@@ -290,17 +257,7 @@ void HostFaultsTest::RunWith(int world_size, const Fault& fault) {
       EXPECT_TRUE(result.passed()) << result.ToString();
     }
   }
-  for (int host = 0; host < hosts; ++host) {
-    EXPECT_TRUE(ComesTrue([&] { return hosts_->Processes(host).empty(); }))
-        << "processes are left on host " << host;
-    // A process that ends leaves /proc before its sockets are closed.
-    std::string sockets;
-    EXPECT_TRUE(ComesTrue([&] {
-      sockets = *hosts_->ListSockets(host);
-      return sockets.empty();
-    })) << "sockets are left on host "
-        << host << ": " << sockets;
-  }
+  for (int host = 0; host < hosts; ++host) ExpectNothingLeft(host);
 }
 
 TEST_F(HostFaultsTest, EachKind) {
