@@ -250,8 +250,8 @@ Status Work(Communicator* comm, const std::atomic<bool>* may_end) {
 
 class HostStrangersTest : public NamespaceHostsTest {
  protected:
-  // Runs a job beside strangers. `floods`: besides, 10,000 connections at each
-  // listener of the first helpers.
+  // Runs a job beside strangers. `floods`: besides, 10,000 connections at the
+  // listeners of the first helpers, in the long form at each.
   void RunJob(const std::string& where, bool floods);
   // The process of the strangers.
   void Disturb(Board* board, bool floods);
@@ -309,11 +309,12 @@ void HostStrangersTest::Disturb(Board* board, bool floods) {
   if (floods) {
     const size_t stay = std::min<size_t>(
         IsLong() ? 10'000 : 1'500, static_cast<size_t>(files.rlim_cur) - 200);
+    const int at_each = IsLong() ? 10'000 : 3'400;
     for (const Target& target : targets) {
       if (target.is_local()) continue;
-      for (int i = 0; i < 10'000; ++i) strangers.ComeSilently(target, stay);
+      for (int i = 0; i < at_each; ++i) strangers.ComeSilently(target, stay);
     }
-    EXPECT_GE(strangers.came(), 30'000);
+    EXPECT_GE(strangers.came(), 10'000);
   }
   for (int i = 0; i < 2; ++i) {
     const long peak = PeakKib(helpers[i]);
@@ -403,7 +404,7 @@ TEST_F(HostStrangersTest, AJobThatMeetsInAFolderGoesOnBesideThem) {
   RunJob(StrCat("file:", folder.path()), false);
 }
 
-TEST_F(HostStrangersTest, TenThousandConnectionsAtEachPortCostLittle) {
+TEST_F(HostStrangersTest, TenThousandConnectionsCostLittle) {
   RunJob(StrCat("tcp://", Namespaces::Address(0), ":", kPort), true);
 }
 
