@@ -103,7 +103,8 @@ struct Hello {
 };
 
 // The number of a Verdict for a rank that has come to a meeting which is over,
-// and is to begin another. Its code would not tell: a meeting may fail with any.
+// and is to begin another. Its code would not tell: a meeting may fail with
+// any.
 constexpr uint64_t kMeetingIsOver = ~uint64_t{0};
 
 struct Verdict {
@@ -111,7 +112,7 @@ struct Verdict {
   LocalHeader header;
   // Of the WireRegionRequest; 0: of the meeting; or kMeetingIsOver.
   uint64_t number;
-  int32_t code;     // StatusCode
+  int32_t code;  // StatusCode
   int32_t rank;
   WireText<kMaxVerdictBytes> message;
 };
