@@ -65,34 +65,4 @@ void SumSources(const void* const* sources, size_t num_sources, bool zeros,
   }
 }
 
-void ContinueSum(const float* sum, const void* const* sources,
-                 size_t num_sources, bool zeros, DType dtype, size_t count,
-                 float* out) {
-  if (sum == nullptr || dtype == DType::kF32) {
-    std::vector<const void*> all;
-    all.reserve(num_sources + 1);
-    if (sum != nullptr) all.push_back(sum);
-    all.insert(all.end(), sources, sources + num_sources);
-    SumSources(all.data(), all.size(), zeros, dtype, count, out, DType::kF32,
-               /*add=*/false);
-    return;
-  }
-  alignas(64) float so_far[kChunk];
-  alignas(64) float next[kChunk];
-  for (size_t begin = 0; begin < count; begin += kChunk) {
-    const size_t n = std::min(count - begin, kChunk);
-    std::copy_n(sum + begin, n, so_far);
-    for (size_t i = 0; i < num_sources; ++i) {
-      Widen(
-          dtype,
-          static_cast<const std::byte*>(sources[i]) + begin * DTypeSize(dtype),
-          next, n);
-      const void* const both[] = {so_far, next};
-      Sum(both, 2, DType::kF32, 0, n, so_far);
-    }
-    for (size_t i = 0; zeros && i < n; ++i) so_far[i] += 0.0f;
-    std::copy_n(so_far, n, out + begin);
-  }
-}
-
 }  // namespace shard

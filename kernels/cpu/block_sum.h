@@ -44,15 +44,6 @@ void SumSources(const void* const* sources, size_t num_sources, bool zeros,
                 DType dtype, size_t count, void* recv, DType recv_dtype,
                 bool add);
 
-// Continues a sum: sets `out` to the f32 sum so far plus the blocks of `dtype`,
-// added one after the other in their order. Null `sum`: there is none so far.
-// `zeros`: there are others, of zeros. So a sum that is made in parts has the
-// bits of one that is made at once. `out` overlaps nothing that is added.
-// REQUIRES: `sum` is not null, or there are blocks.
-void ContinueSum(const float* sum, const void* const* sources,
-                 size_t num_sources, bool zeros, DType dtype, size_t count,
-                 float* out);
-
 }  // namespace shard
 
 #endif  // SHARD_KERNELS_CPU_BLOCK_SUM_H_

@@ -33,6 +33,7 @@
 #include "core/comm/direct/direct_exchange.h"
 #include "core/comm/direct/host_chain.h"
 #include "kernels/cpu/block_sum.h"
+#include "kernels/cpu/partial_sum.h"
 
 namespace shard::direct {
 

@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <random>
 #include <vector>
 
@@ -96,53 +95,6 @@ TEST_P(BlockSumTest, AMissingBlockIsZeros) {
   SumBlocks({nullptr, 0, nullptr, 1, DType::kF32, kCount, recv.data(),
              DType::kF32, false});
   EXPECT_EQ(recv, std::vector<float>(kCount));
-}
-
-// A sum has the same bits wherever it is cut into parts, and whichever blocks
-// are missing.
-TEST_P(BlockSumTest, PartsOfASumAreOneSum) {
-  constexpr size_t kBlocks = 5;
-  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    const Blocks blocks(dtype, kBlocks);
-    for (unsigned missing = 0; missing < 1u << kBlocks; ++missing) {
-      // The blocks [begin, end) that there are, and whether one is missing.
-      const auto present = [&](size_t begin, size_t end, bool* zeros) {
-        std::vector<const void*> sources;
-        *zeros = false;
-        for (size_t i = begin; i < end; ++i) {
-          if ((missing >> i & 1) != 0) {
-            *zeros = true;
-          } else {
-            sources.push_back(blocks.stored.data() +
-                              i * kCount * DTypeSize(dtype));
-          }
-        }
-        return sources;
-      };
-      bool zeros = false;
-      const auto all = present(0, kBlocks, &zeros);
-      std::vector<float> expected(kCount);
-      SumSources(all.data(), all.size(), zeros, dtype, kCount, expected.data(),
-                 DType::kF32, /*add=*/false);
-      for (size_t cut = 1; cut < kBlocks; ++cut) {
-        const auto first = present(0, cut, &zeros);
-        std::vector<float> part(kCount, 3);
-        if (!first.empty()) {
-          ContinueSum(nullptr, first.data(), first.size(), zeros, dtype, kCount,
-                      part.data());
-        }
-        const auto second = present(cut, kBlocks, &zeros);
-        if (first.empty() && second.empty()) continue;
-        std::vector<float> sum(kCount, 3);
-        ContinueSum(first.empty() ? nullptr : part.data(), second.data(),
-                    second.size(), zeros || first.empty(), dtype, kCount,
-                    sum.data());
-        EXPECT_EQ(
-            std::memcmp(sum.data(), expected.data(), kCount * sizeof(float)), 0)
-            << DTypeName(dtype) << ", missing " << missing << ", cut " << cut;
-      }
-    }
-  }
 }
 
 SHARD_ON_ALL_TARGETS(BlockSumTest);
