@@ -176,7 +176,7 @@ void EndLog::LogKept() {
 }
 
 ObservedCommunicator::~ObservedCommunicator() {
-  // No call of the host has come since, which would have logged it.
+  // A call that fails does not log it, unless it aborts.
   static_cast<void>(CatchOutOfMemory([&] {
     end_->LogKept();
     return Status();

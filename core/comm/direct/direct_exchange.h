@@ -75,6 +75,7 @@ class DirectExchange final : public Exchange {
   // A tile is a slot. Rounds: one per tile / (n - 1) bytes of a block, at least
   // one. Bytes per rank: reads n - 1 blocks and writes them to staging, then
   // reads n blocks and writes one. A null `send` is neither written nor read.
+  // Sums on a chain take more rounds of smaller tiles: chained_sums.cc.
   Status ReduceScatter(std::string_view what, const RankSet& set,
                        const ReduceScatterArgs& args,
                        const Deadline& deadline) override;
@@ -105,7 +106,8 @@ class DirectExchange final : public Exchange {
              const Deadline& deadline);
 
   // Runs a reduce-scatter whose sums pass along a chain. REQUIRES: the set is
-  // this rank's, one of those that divide the world, and on several hosts.
+  // this rank's, one of those that divide the world, of which some are on
+  // several hosts.
   Status ReduceOnChain(const Call& call, const SumShape& shape,
                        const ReduceScatterArgs& args, const Deadline& deadline);
   // Returns the SumShape of sets of that stride and count.

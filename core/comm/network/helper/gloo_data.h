@@ -8,8 +8,8 @@
 // carries the address of each end to the other one and later says what the data
 // is (mirror.h). Gloo's connections authenticate nobody, so the first bytes
 // over each are a token that came over the Channel. It is followed by as many
-// bytes as fill packets of any size: a path on which large packets are lost
-// shows while the hosts meet, and not as a collective that hangs.
+// bytes as fill packets of any size of Ethernet: a path on which large packets
+// are lost shows while the hosts meet, and not as a collective that hangs.
 //
 // Gloo reports errors by exceptions, which end here, and some by ending the
 // process: it runs in helpers alone. Its threads block SIGPIPE only where the
@@ -40,7 +40,7 @@ class GlooData {
  public:
   static constexpr size_t kTokenBytes = 32;
   // The token and what follows it: more than two packets of the largest MTU
-  // that networks have, 9,000 bytes and some.
+  // that Ethernet has, 9,000 bytes and some.
   static constexpr size_t kProbeBytes = 20'000;
 
   // Is given the host that cannot be connected to, with the error, or -1 and

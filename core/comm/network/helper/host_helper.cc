@@ -95,7 +95,11 @@ void HostHelper::HandleMet(StatusOr<Mesh> mesh) {
     auto links = MeshLinks::Create(
         loop_, *std::move(mesh), deadline_,
         {.on_ready = [this] { WelcomeRanks(); },
-         .on_failed = [this](const Status& why) { FailMeeting(why); },
+         // Ranks that have met learn by the end of the channel, which follows.
+         .on_failed =
+             [this](const Status& why) {
+               if (!was_welcomed_) FailMeeting(why);
+             },
          .on_message =
              [this](int host, std::span<const std::byte> message) {
                const Status received = mirror_->Receive(host, message);

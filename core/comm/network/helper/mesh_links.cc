@@ -87,15 +87,17 @@ StatusOr<std::unique_ptr<MeshLinks>> MeshLinks::Create(Loop* loop, Mesh mesh,
   links->ready_timer_ = loop->At(deadline, [links = links.get(), hosts] {
     for (int h = 0; h < hosts; ++h) {
       if (!links->IsOpen(h) || links->peer(h).is_ready) continue;
-      const std::string address =
-          links->mesh_.hosts[static_cast<size_t>(h)].address.HostText();
+      const SocketAddress& at =
+          links->mesh_.hosts[static_cast<size_t>(h)].address;
+      // Of 1500, without the headers of IP and ICMP.
+      const int bytes = at.family() == AF_INET6 ? 1452 : 1472;
       return links->Lose(
-          h,
-          DeadlineExceeded(
-              "its tensor connections were not ready in time; let firewalls "
-              "pass all TCP ports between the hosts, and packets as large "
-              "as the MTU of the interfaces: with 1500, `ping -M do -s 1472 ",
-              address, "` must be answered"));
+          h, DeadlineExceeded(
+                 "its tensor connections were not ready in time; let firewalls "
+                 "pass all TCP ports between the hosts, and packets as large "
+                 "as the MTU of the interfaces: with 1500, `ping -M do -s ",
+                 bytes, " ", at.HostText(),
+                 "` must be answered on each of the other hosts"));
     }
   });
   if (hosts == 1) {

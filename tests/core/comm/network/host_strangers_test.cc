@@ -2,10 +2,10 @@
 //
 // Strangers at every socket on which helpers listen, on hosts with networks of
 // their own: garbage, connections that say nothing, say it slowly, are reset,
-// and 10,000 of them, a wrong secret and a greeting that is played again. They
-// come before the ranks meet, meanwhile, and while the ranks work. The job goes
-// on, with bounded memory. Only those who come to a port of Gloo's may end it:
-// then all ranks get an error in time, and nothing is left.
+// and 10,000 of them, and a wrong secret. They come before the ranks meet,
+// meanwhile, and while the ranks work. The job goes on, with bounded memory.
+// Only those who come to a port of Gloo's may end it: then all ranks get an
+// error in time, and nothing is left.
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
