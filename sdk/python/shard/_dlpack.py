@@ -86,7 +86,9 @@ def drop_unneeded():
     took, and nobody has any more. A capsule with a destructor would free its
     tensor at once, but consumers that refuse a tensor drop the capsule with their
     exception set, and no function of Python can run then."""
-    for address, entry in list(_alive.items()):
+    # A copy, which is made at once: to list the items makes tuples, for which the
+    # collector may run, and so this function.
+    for address, entry in _alive.copy().items():
         is_deleted = not entry[0].tensor.data
         # A consumer renames the capsule.
         if is_deleted or (_references(entry) <= _UNSHARED

@@ -7,6 +7,7 @@ import json
 from . import _c, _calls
 from ._arguments import instance, int32_array
 from ._comm import Comm
+from ._dlpack import drop_unneeded
 from ._engine_state import EngineState
 from ._engine_tensors import EngineTensors
 from ._handles import Handle
@@ -34,6 +35,9 @@ class Engine(EngineTensors, EngineState):
         instance(Plan, plan, "plan")
         self._comm = instance(Comm, comm, "comm")
         self._guard = comm._guard
+        # An engine that was closed ends with the last tensor of a consumer, and its
+        # memory may be needed.
+        drop_unneeded()
         with self._guard:
             self._handle = Handle(
                 _calls.pointer(lib.shard_engine_create, plan._c, comm._c,

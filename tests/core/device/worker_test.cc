@@ -197,7 +197,6 @@ TEST(WorkerTest, QueuedWorkIsDroppedWhenItsStreamIsDestroyed) {
   EXPECT_OK(held->Synchronize(Soon()));
 }
 
-// The work ends well, and what is behind it is dropped.
 // The stream that is waited for goes on, and wakes nobody.
 TEST(WorkerTest, AWaitForAnotherStreamEndsWithItsOwn) {
   const auto device = Open("cpu");
@@ -223,6 +222,7 @@ TEST(WorkerTest, AWaitForAnotherStreamEndsWithItsOwn) {
   EXPECT_OK(busy->Synchronize(Soon()));
 }
 
+// The work ends well, and what is behind it is dropped.
 TEST(WorkerTest, DroppedWorkBehindWorkThatRunsIsReported) {
   auto stream = Communication(Open("cpu"));
   std::vector<Status> reported;

@@ -19,7 +19,6 @@
 #include "core/observe/logger.h"
 #include "tests/core/base/comes_true.h"
 #include "tests/core/base/expect_status.h"
-#include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/nccl_training.h"
 #include "tests/core/engine/thread_ranks.h"
@@ -40,7 +39,7 @@ using testing::FakeNccl;
 constexpr int kRanks = 2;
 constexpr double kTimeout = 1;
 // An abort takes milliseconds, but for threads that do not get a processor.
-constexpr double kLate = kSanitized ? 6 : 1;
+constexpr double kLate = 6;
 
 class HostLock {
  public:

@@ -557,4 +557,4 @@ def on_other_devices():
         ["nosan"],
         _TCP_CHAIN_LONG,
     )
-    _rerun("namespaces", _NAMESPACES, ["nosan"])
+    _rerun("namespaces", _NAMESPACES, ["nosan"], _TCP_LONG)

@@ -397,6 +397,27 @@ class DlpackTest(SdkTest):
         _dlpack.drop_unneeded()
         self.assertEqual(_dlpack._alive, {})
 
+    def test_a_collection_may_come_while_tensors_are_dropped(self):
+        from shard import _dlpack, _views
+        thresholds = gc.get_threshold()
+        self.addCleanup(gc.set_threshold, *thresholds)
+        gc.disable()
+        delete = None
+        for _ in range(100):
+            view = _views.View(None, DType.F32, [0], None, True, device=(2, 0))
+            capsule = view.__dlpack__()
+            tensor = _dlpack._pointer_of(capsule, b"dltensor")
+            _dlpack._set_name(capsule, _dlpack._TAKEN)
+            deleter = _dlpack._Tensor.from_address(tensor).deleter
+            delete = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(deleter)
+        for tensor in list(_dlpack._alive):
+            delete(tensor)
+        # Nearly each allocation collects all generations.
+        gc.set_threshold(1, 1, 1)
+        gc.enable()
+        _dlpack.drop_unneeded()
+        self.assertEqual(_dlpack._alive, {})
+
     def test_a_view_that_numpy_refuses_is_lent_no_more(self):
         from shard import _dlpack, _views
         for dtype, device in ((DType.BF16, (1, 0)), (DType.F32, (2, 0))):

@@ -21,7 +21,7 @@ from sdk_testing import SdkTest, blocks_model
 
 TIMEOUT = 1
 # An abort takes milliseconds, and begins at most 20 after the timeout.
-LATE = 1
+LATE = 5
 END = "the group ends here: "
 
 

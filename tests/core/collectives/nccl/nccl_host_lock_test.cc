@@ -20,7 +20,6 @@
 #include "core/observe/logger.h"
 #include "tests/core/base/comes_true.h"
 #include "tests/core/base/expect_status.h"
-#include "tests/core/base/sanitizers.h"
 #include "tests/core/collectives/nccl/nccl_rank.h"
 #include "tests/ranks/ranks.h"
 
@@ -29,7 +28,7 @@ namespace {
 
 constexpr double kTimeout = 1;
 // An abort takes milliseconds, but for threads that do not get a processor.
-constexpr double kLate = kSanitized ? 6 : 1;
+constexpr double kLate = 6;
 
 // One rank's. Its log function waits longer than the test, which then fails,
 // but not for ever.

@@ -17,7 +17,6 @@
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "tests/core/base/expect_status.h"
-#include "tests/core/base/sanitizers.h"
 #include "tests/core/comm/tcp_hosts.h"
 #include "tests/ranks/ranks.h"
 
@@ -58,9 +57,9 @@ TEST(JumpingClockTest, DeadlinesAndHeartbeatsDoNotFollowIt) {
       EXPECT_EQ(late.rank(), 1) << late.ToString();
       const std::chrono::duration<double> took = Deadline::Clock::now() - begin;
       EXPECT_GE(took.count(), kSeconds);
-      EXPECT_LT(took.count(), kSeconds + (kSanitized ? 4 : 1));
+      EXPECT_LT(took.count(), kSeconds + 4);
     } else {
-      ::poll(nullptr, 0, 2000);
+      ::poll(nullptr, 0, 6000);
     }
   });
   ExpectAllPassed(results);
