@@ -21,17 +21,22 @@
 //
 // And NCCL's own NCCL_SOCKET_IFNAME, at each call: see interfaces.h.
 //
-// For what comes after other collectives, such programs find a function by its
-// name: void shard_fake_nccl_stick_at(uint64_t collective), as StickAt.
+// For what comes after other collectives, such programs find functions by their
+// names: void shard_fake_nccl_stick_at(uint64_t collective), as StickAt, and
+// uint64_t shard_fake_nccl_await(const char* symbol, uint64_t calls,
+// uint64_t milliseconds), which waits at most so long for so many calls of an
+// entry point, and returns how many there were.
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/fake_nccl/fake_nccl.h"
@@ -140,6 +145,17 @@ struct Environment {
 extern "C" SHARD_FAKE_NCCL_API void shard_fake_nccl_stick_at(
     uint64_t collective) {
   StickAt(collective);
+}
+
+extern "C" SHARD_FAKE_NCCL_API uint64_t shard_fake_nccl_await(
+    const char* symbol, uint64_t calls, uint64_t milliseconds) {
+  const auto end = std::chrono::steady_clock::now() +
+                   std::chrono::milliseconds(milliseconds);
+  for (;;) {
+    const uint64_t now = Count().Calls(symbol);
+    if (now >= calls || std::chrono::steady_clock::now() >= end) return now;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 }  // namespace shard::testing::fake_nccl

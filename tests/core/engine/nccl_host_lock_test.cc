@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A lock of the host's that its log function takes, as functions of Python take
-// the interpreter's, and that a thread of the host holds while it waits for the
-// device. The thread waits for an abort, and so the abort waits for no log.
+// the interpreter's, and that a thread of the host holds while it waits for
+// what an abort ends. So the abort waits for no log.
 
 #include <gtest/gtest.h>
 
@@ -13,28 +13,26 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "core/comm/communicator.h"
 #include "core/engine/engine.h"
 #include "core/observe/logger.h"
 #include "tests/core/base/comes_true.h"
 #include "tests/core/base/expect_status.h"
-#include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/nccl_training.h"
 #include "tests/core/engine/thread_ranks.h"
-#include "tests/fake_cuda/driver_testing.h"
 #include "tests/fake_nccl/fake_nccl_fixture.h"
 
 namespace shard::nccl_host_lock_test {
 namespace {
 
-using cuda::CuStream;
-using cuda_training::HostsStream;
 using nccl_training::Form;
 using nccl_training::MakePlan;
 using nccl_training::RankTraining;
 using testing::ComesTrue;
 using testing::FakeNccl;
+using testing::fake_nccl::Count;
 
 constexpr int kRanks = 2;
 constexpr double kTimeout = 1;
@@ -71,32 +69,43 @@ class HostLock {
 // How the group ends: by a collective that never does, or by a call of rank 1.
 enum class End { kStuck, kAborted };
 
-// Two ranks of stage 3. Rank 0 holds the lock, which the log functions of both
-// ranks take, until its device goes on.
+// Two ranks of stage 3. A thread beside rank 0's holds the lock, which the log
+// functions of both ranks take, until the rank's communicator is aborted.
 class NcclHostLockTest : public ::testing::TestWithParam<End> {
  protected:
   static bool IsStuck() { return GetParam() == End::kStuck; }
 
-  // Acquires a unit whose parameters do not come. Returns the seconds in which
-  // the device went on.
-  static double Wait(const RankTraining& rank, CuStream stream,
-                     HostLock* lock) {
+  // Acquires a unit whose parameters do not come, while the other thread of the
+  // rank does its part. Returns the error.
+  static Status Acquire(const RankTraining& rank, HostLock* lock) {
     const bool holds = rank.rank() == 0;
-    std::unique_lock<std::timed_mutex> held(lock->mutex(), std::defer_lock);
+    const uint64_t launched = Count({.rank = 1}).launches;
+    std::thread other([&] {
+      if (holds) {
+        HoldUntilTheAbort(lock);
+      } else if (!IsStuck()) {
+        EXPECT_TRUE(ComesTrue([&] {
+          return lock->is_held() && Count({.rank = 1}).launches > launched;
+        }));
+        rank.comm()->Abort(Cancelled("enough"));
+      }
+    });
+    EXPECT_TRUE(ComesTrue([&] { return lock->is_held(); }));
+    Status acquired = rank.engine()->UnitAcquire(1, Pass::kForward, 0);
+    other.join();
+    return acquired;
+  }
+
+ private:
+  static void HoldUntilTheAbort(HostLock* lock) {
+    const std::lock_guard<std::timed_mutex> held(lock->mutex());
+    lock->Hold();
     const auto begin = std::chrono::steady_clock::now();
-    EXPECT_OK(rank.engine()->UnitAcquire(1, Pass::kForward, 0));
-    if (holds) {
-      held.lock();
-      lock->Hold();
-    } else if (!IsStuck()) {
-      EXPECT_TRUE(ComesTrue([&] { return lock->is_held(); }));
-      rank.comm()->Abort(Cancelled("enough"));
-    }
-    EXPECT_EQ(testing::fake_cuda::StreamSynchronize(stream),
-              cuda::CuResult::kSuccess);
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() -
-                                         begin)
-        .count();
+    EXPECT_TRUE(ComesTrue(
+        [] { return Count({.rank = 0}).Calls("ncclCommAbort") > 0; }));
+    const std::chrono::duration<double> took =
+        std::chrono::steady_clock::now() - begin;
+    EXPECT_LT(took.count(), kTimeout + kLate);
   }
 };
 
@@ -113,18 +122,15 @@ TEST_P(NcclHostLockTest, IsNotWaitedForByAnAbort) {
   RunThreadRanks(
       kRanks,
       [&](const std::shared_ptr<Communicator>& comm) {
-        const HostsStream stream(comm->rank());
         RankTraining rank(form, plan, comm, IsStuck() ? kTimeout : 60);
         ASSERT_OK(rank.Create());
-        ASSERT_OK(rank.engine()->SetStream(stream.get()));
         ASSERT_OK(rank.Fill());
         ASSERT_OK(rank.Synchronize());
         ASSERT_OK(rank.Meet("filled"));
         if (comm->rank() == 0) testing::fake_nccl::StickAt(1, {.rank = 1});
         ASSERT_OK(rank.Meet("stuck"));
-        EXPECT_LT(Wait(rank, stream.get(), &lock), kTimeout + kLate);
         ExpectError(
-            rank.engine()->Synchronize(0),
+            Acquire(rank, &lock),
             IsStuck() ? StatusCode::kDeadlineExceeded : StatusCode::kPoisoned,
             {IsStuck() ? "gather parameters of unit 1" : "enough"});
         rank.End();

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log functions of Python need the interpreter's lock (GIL), which a call of
-another library may hold while it waits for a GPU. The GPU waits for an abort,
-and so the abort must wait for no log function. Runs with the fakes of CUDA's
-driver and of NCCL (gpu_test.sh), each rank in a process."""
+another library may hold while it waits for what an abort ends. So the abort must
+wait for no log function. Runs with the fakes of CUDA's driver and of NCCL
+(gpu_test.sh), each rank in a process."""
 
 import ctypes
 import faulthandler
@@ -23,22 +23,16 @@ TIMEOUT = 1
 # An abort takes milliseconds, and begins at most 20 after the timeout.
 LATE = 5
 END = "the group ends here: "
-
-
-def check(result):
-    assert result == 0, result
+GATHER = b"ncclAllGather"
 
 
 class Rank:
-    """An engine of stage 3 on a GPU of the rank's own, whose parameters are
-    gathered for the stream of the program."""
+    """An engine of stage 3 on a GPU of the rank's own."""
 
     def __init__(self, url, rank):
         self.rank = rank
         self.gpu = Gpu(rank)
-        self.stream = ctypes.c_void_p()
-        check(self.gpu.driver.cuStreamCreate(ctypes.byref(self.stream), 1))
-        self.ends = []
+        self.ends, self.error = [], None
         self.logging, self.may_log = threading.Event(), threading.Event()
         self.comm = shard.Comm(url, rank=rank, world_size=2, timeout=20,
                                log=self.log, log_level=shard.LogLevel.INFO)
@@ -47,7 +41,6 @@ class Rank:
                           wrap="class?names=Block")
         self.engine = shard.Engine(plan, self.comm, timeout=TIMEOUT,
                                    device=f"cuda:{rank}?collectives=nccl")
-        self.engine.set_stream(self.stream.value)
         for weight in weights if rank == 0 else ():
             self.engine.set_param(weight, numpy.ones((8, 8), numpy.float32))
         self.engine.broadcast_params()
@@ -59,72 +52,71 @@ class Rank:
             self.may_log.wait(20)
             self.ends.append(message)
 
+    def calls(self, library, symbol, calls=0, seconds=0):
+        """Waits for so many calls of NCCL in one call of a library, and returns how
+        many there were."""
+        wait = library("libnccl.so.2").shard_fake_nccl_await
+        wait.restype = ctypes.c_uint64
+        wait.argtypes = ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64
+        return wait(symbol, calls, int(seconds * 1000))
+
     def gather(self):
-        """Acquires a unit whose parameters do not come. Returns the time."""
+        """Lets another thread acquire a unit whose parameters do not come, and
+        returns the thread."""
+        gathers = self.calls(ctypes.CDLL, GATHER)
         self.comm.barrier()
         if self.rank == 1:
             ctypes.CDLL("libnccl.so.2").shard_fake_nccl_stick_at(
                 ctypes.c_uint64(1))
         self.comm.barrier()
-        begin = time.monotonic()
-        self.engine.unit_acquire(1, shard.Pass.FORWARD)
-        return begin
+        thread = threading.Thread(target=self.expect_error)
+        thread.start()
+        assert self.calls(ctypes.CDLL, GATHER, gathers + 1, 20) > gathers
+        return thread
 
-    def wait(self, library):
-        """Waits for the GPU in a call of the driver."""
-        check(library("libcuda.so.1").cuStreamSynchronize(self.stream))
+    def await_abort(self, library):
+        """Waits for the abort in one call of a library."""
+        begin = time.monotonic()
+        assert self.calls(library, b"ncclCommAbort", 1, 30) == 1
+        seconds = time.monotonic() - begin
+        assert TIMEOUT / 2 < seconds < TIMEOUT + LATE, seconds
 
     def expect_error(self):
         try:
-            self.engine.synchronize()
+            self.engine.unit_acquire(1, shard.Pass.FORWARD)
         except shard.Error as error:
-            assert error.code == shard.Code.DEADLINE_EXCEEDED, error
-            assert "gather parameters of unit 1" in str(error), error
-        else:
-            raise AssertionError("no error")
+            self.error = error
+
+    def check_error(self):
+        assert self.error.code == shard.Code.DEADLINE_EXCEEDED, self.error
+        assert "gather parameters of unit 1" in str(self.error), self.error
 
     def close(self):
         self.engine.close()
         self.comm.close()
-        check(self.gpu.driver.cuStreamDestroy_v2(self.stream))
         self.gpu.close()
         assert len(self.ends) == 1, self.ends
 
 
 def hold(rank):
-    """The program holds the lock until the GPU goes on, and another thread is
-    in the engine."""
+    """The program holds the lock until the abort, while another thread is in the
+    engine."""
     rank.may_log.set()
-    entered, seconds = threading.Event(), []
-
-    def synchronize():
-        entered.set()
-        rank.expect_error()
-        seconds.append(time.monotonic() - begin)
-
-    begin = rank.gather()
-    thread = threading.Thread(target=synchronize)
-    thread.start()
-    entered.wait(20)
-    rank.wait(ctypes.PyDLL)
-    seconds.append(time.monotonic() - begin)
-    thread.join()
-    assert len(seconds) == 2 and max(seconds) < TIMEOUT + LATE, seconds
-    assert min(seconds) > TIMEOUT / 2, seconds
+    thread = rank.gather()
+    rank.await_abort(ctypes.PyDLL)
+    thread.join(20)
+    rank.check_error()
 
 
 def hang(rank):
-    """The log function does not return before the GPU goes on."""
-    begin = rank.gather()
-    rank.wait(ctypes.CDLL)
-    seconds = time.monotonic() - begin
-    assert TIMEOUT / 2 < seconds < TIMEOUT + LATE, seconds
-    # The abort is behind it, and the program has called nothing since.
+    """The log function does not return before the abort."""
+    thread = rank.gather()
+    rank.await_abort(ctypes.CDLL)
     assert rank.logging.wait(20)
     assert not rank.ends, rank.ends
-    rank.expect_error()
-    assert not rank.ends, rank.ends
     rank.may_log.set()
+    thread.join(20)
+    rank.check_error()
 
 
 class LockTest(SdkTest):
