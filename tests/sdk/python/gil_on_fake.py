@@ -36,13 +36,14 @@ class Rank:
         self.logging, self.may_log = threading.Event(), threading.Event()
         self.comm = shard.Comm(url, rank=rank, world_size=2, timeout=20,
                                log=self.log, log_level=shard.LogLevel.INFO)
-        model, weights = blocks_model()
+        # So many, of several pages, that it pays to shard them.
+        model, weights = blocks_model(blocks=8, width=64)
         plan = shard.Plan(model, world_size=2, stage=3, prefetch=0,
                           wrap="class?names=Block")
         self.engine = shard.Engine(plan, self.comm, timeout=TIMEOUT,
                                    device=f"cuda:{rank}?collectives=nccl")
         for weight in weights if rank == 0 else ():
-            self.engine.set_param(weight, numpy.ones((8, 8), numpy.float32))
+            self.engine.set_param(weight, numpy.ones((64, 64), numpy.float32))
         self.engine.broadcast_params()
         self.engine.synchronize()
 
@@ -85,11 +86,12 @@ class Rank:
         try:
             self.engine.unit_acquire(1, shard.Pass.FORWARD)
         except shard.Error as error:
-            self.error = error
+            self.error = error.code, str(error)
 
     def check_error(self):
-        assert self.error.code == shard.Code.DEADLINE_EXCEEDED, self.error
-        assert "gather parameters of unit 1" in str(self.error), self.error
+        code, text = self.error
+        assert code == shard.Code.DEADLINE_EXCEEDED, self.error
+        assert "gather parameters of unit 1" in text, self.error
 
     def close(self):
         self.engine.close()
@@ -121,7 +123,7 @@ def hang(rank):
 
 class LockTest(SdkTest):
     def run_ranks(self, name):
-        url = f"shm:{uuid.uuid4()}"
+        url = f"shm:{uuid.uuid4()}?direct=0"
         ranks = [subprocess.Popen(
             [sys.executable, "-X", "faulthandler", __file__, name, url,
              str(rank)])
