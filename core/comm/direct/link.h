@@ -18,7 +18,7 @@ struct Link {
   bool direct = true;    // The ranks see each other's memory.
   double delay = 0;      // Seconds per tensor collective.
   double bandwidth = 0;  // Bytes/s of a rank and direction; 0: no limit.
-  // Of ranks on several hosts; the same on all ranks.
+  // How hosts sum gradients; the same on all ranks.
   HostSums sums = HostSums::kFewestBytes;
 
   // Returns the least duration of a tensor collective. REQUIRES: delay and

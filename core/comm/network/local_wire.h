@@ -110,7 +110,7 @@ constexpr uint64_t kMeetingIsOver = ~uint64_t{0};
 struct Verdict {
   static constexpr LocalKind kKind = LocalKind::kVerdict;
   LocalHeader header;
-  // Of the WireRegionRequest; 0: of the meeting; or kMeetingIsOver.
+  // That of the WireRegionRequest; 0: the meeting; or kMeetingIsOver.
   uint64_t number;
   int32_t code;  // StatusCode
   int32_t rank;

@@ -89,7 +89,7 @@ StatusOr<std::unique_ptr<MeshLinks>> MeshLinks::Create(Loop* loop, Mesh mesh,
       if (!links->IsOpen(h) || links->peer(h).is_ready) continue;
       const SocketAddress& at =
           links->mesh_.hosts[static_cast<size_t>(h)].address;
-      // Of 1500, without the headers of IP and ICMP.
+      // A packet of 1500 bytes has so many behind the headers of IP and ICMP.
       const int bytes = at.family() == AF_INET6 ? 1452 : 1472;
       return links->Lose(
           h, DeadlineExceeded(
