@@ -3,6 +3,7 @@
 // Reduce-scatters over hosts: both ways to sum have the bits of a plain loop in
 // rank order, and send the bytes that docs/scaling.md says.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -108,8 +109,8 @@ void Check(Exchange* exchange, int rank, const Sum& sum) {
   Bytes send(in_order.size());
   for (int i = 0; i < sum.set.count; ++i) {
     const auto number = static_cast<size_t>(args.BlockOf(i, sum.set.count));
-    std::memcpy(send.data() + number * block,
-                in_order.data() + static_cast<size_t>(i) * block, block);
+    std::copy_n(in_order.data() + static_cast<size_t>(i) * block, block,
+                send.data() + number * block);
   }
   const Bytes before = send;
   if (sum.Has(rank)) args.send = send.data();
@@ -126,7 +127,8 @@ void Check(Exchange* exchange, int rank, const Sum& sum) {
   }
   SHARD_ASSERT_OK(exchange->ReduceScatter("sum", sum.set, args, Soon()));
   const Bytes expected = Expect(sum, rank, old);
-  EXPECT_EQ(std::memcmp(args.recv, expected.data(), expected.size()), 0)
+  EXPECT_TRUE(std::equal(expected.begin(), expected.end(),
+                         static_cast<const std::byte*>(args.recv)))
       << sum.count << " " << DTypeName(sum.dtype) << " to "
       << DTypeName(sum.recv_dtype) << (sum.add ? ", added" : "") << ", set "
       << sum.set.first << " " << sum.set.stride << " " << sum.set.count
