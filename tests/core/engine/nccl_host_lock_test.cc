@@ -77,17 +77,22 @@ class NcclHostLockTest : public ::testing::TestWithParam<End> {
  protected:
   static bool IsStuck() { return GetParam() == End::kStuck; }
 
+  static uint64_t Launched() {
+    return Count({.rank = 0}).launches + Count({.rank = 1}).launches;
+  }
+
   // Acquires a unit whose parameters do not come, while the other thread of the
   // rank does its part. Returns the error.
-  static Status Acquire(const RankTraining& rank, HostLock* lock) {
+  // `launched`: kernels of NCCL before.
+  static Status Acquire(const RankTraining& rank, uint64_t launched,
+                        HostLock* lock) {
     const bool holds = rank.rank() == 0;
-    const uint64_t launched = Count({.rank = 1}).launches;
     std::thread other([&] {
       if (holds) {
         HoldUntilTheAbort(lock);
       } else if (!IsStuck()) {
         EXPECT_TRUE(ComesTrue([&] {
-          return lock->is_held() && Count({.rank = 1}).launches > launched;
+          return lock->is_held() && Launched() == launched + kRanks;
         }));
         rank.comm()->Abort(Cancelled("enough"));
       }
@@ -129,10 +134,11 @@ TEST_P(NcclHostLockTest, IsNotWaitedForByAnAbort) {
         ASSERT_OK(rank.Fill());
         ASSERT_OK(rank.Synchronize());
         ASSERT_OK(rank.Meet("filled"));
+        const uint64_t launched = Launched();
         if (comm->rank() == 0) testing::fake_nccl::StickAt(1, {.rank = 1});
         ASSERT_OK(rank.Meet("stuck"));
         ExpectError(
-            Acquire(rank, &lock),
+            Acquire(rank, launched, &lock),
             IsStuck() ? StatusCode::kDeadlineExceeded : StatusCode::kPoisoned,
             {IsStuck() ? "gather parameters of unit 1" : "enough"});
         rank.End();
