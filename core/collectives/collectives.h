@@ -204,8 +204,10 @@ class Collectives {
   virtual Status FindLate(const Deadline& /*deadline*/) const {
     return Status();
   }
-  // Returns whether collectives may be part of a graph that a device repeats.
-  virtual bool CanBeCaptured() const { return false; }
+  // Returns whether collectives are work of the device alone: no thread of the
+  // host takes part in them, and they may be part of a graph that the device
+  // repeats.
+  virtual bool RunsOnDevice() const { return false; }
   // Sets whether they are, from here on: they are not compared between the
   // ranks, which have to make the same calls and to repeat the graph together.
   virtual void SetCaptures(bool /*captures*/) {}

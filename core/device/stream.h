@@ -34,13 +34,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string_view>
 #include <vector>
 
 #include "core/base/deadline.h"
 #include "core/base/dtype.h"
+#include "core/base/monotonic_time.h"
 #include "core/base/status.h"
 #include "core/device/event.h"
+#include "core/device/moment.h"
 #include "core/device/step_block.h"
 #include "core/device/update_list.h"
 #include "kernels/cpu/block_sum.h"
@@ -152,6 +155,21 @@ class Stream {
 
   // Returns an event after all that was enqueued so far.
   virtual Event Record() = 0;
+
+  // Returns the moment at which the stream has done all that was enqueued so
+  // far. Work that comes after it does not wait for a thread of the host where
+  // the device has a clock of its own. REQUIRES: the stream is not captured.
+  virtual std::shared_ptr<const Moment> Mark() {
+    const auto moment = std::make_shared<HostMoment>();
+    // The moment is dropped with the work.
+    const std::shared_ptr<HostMoment> coming(
+        moment.get(), [moment](HostMoment* dropped) { dropped->Drop(); });
+    Call("mark", [coming] {
+      coming->Set(MonotonicTime());
+      return Status();
+    });
+    return moment;
+  }
 
   // Makes all work that is enqueued later run after `event`. When the event is
   // not done by the deadline (EndOfWait), the stream fails where the device can

@@ -28,7 +28,6 @@
 #define SHARD_CORE_OBSERVE_OBSERVER_H_
 
 #include <sys/types.h>
-#include <time.h>
 
 #include <atomic>
 #include <cstdint>
@@ -39,6 +38,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/base/monotonic_time.h"
 #include "core/base/out_of_memory.h"
 #include "core/base/status.h"
 #include "core/base/strings.h"
@@ -71,12 +71,8 @@ class Observer {
   // once, while no other thread uses this.
   Status Start(int* trace_number);
 
-  // Returns nanoseconds of the host's monotonic clock.
-  static int64_t Now() {
-    timespec now;
-    ::clock_gettime(CLOCK_MONOTONIC, &now);
-    return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-  }
+  // Returns the time by which events are recorded.
+  static int64_t Now() { return MonotonicTime(); }
 
   // Records an event that took from `begin` to `end`.
   void Record(EventId event, const EventArguments& arguments, int64_t begin,

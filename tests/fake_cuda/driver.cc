@@ -339,6 +339,7 @@ CuResult cuEventCreate(CuEvent* event, unsigned flags) {
   if ((flags & ~kEventDisableTiming) != 0) return CuResult::kInvalidValue;
   const Handle handle = fake->MakeHandle();
   fake->events[handle].context = call.current_handle();
+  fake->events[handle].is_timed = (flags & kEventDisableTiming) == 0;
   *event = reinterpret_cast<CuEvent>(handle);
   return CuResult::kSuccess;
 }
@@ -392,6 +393,24 @@ CuResult cuEventQuery(CuEvent event) {
     if (!record->is_done) return CuResult::kNotReady;
   }
   fake->scheduler.TellHost(*record);
+  return CuResult::kSuccess;
+}
+
+CuResult cuEventElapsedTime(float* milliseconds, CuEvent from, CuEvent to) {
+  SHARD_FAKE_CUDA_ENTER_IN_CONTEXT(cuEventElapsedTime);
+  std::chrono::steady_clock::time_point ends[2];
+  for (const int i : {0, 1}) {
+    const Event* const found =
+        FindIn(&fake->events, HandleOf(i == 0 ? from : to));
+    if (found == nullptr || !found->is_timed || found->captured_in != 0 ||
+        found->record == nullptr) {
+      return CuResult::kInvalidHandle;
+    }
+    if (!found->record->is_done) return CuResult::kNotReady;
+    ends[i] = found->record->end;
+  }
+  *milliseconds =
+      std::chrono::duration<float, std::milli>(ends[1] - ends[0]).count();
   return CuResult::kSuccess;
 }
 

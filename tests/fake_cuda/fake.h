@@ -49,6 +49,7 @@ struct Function {
 struct Event {
   Handle context;
   Handle captured_in = 0;  // The captured stream of the last record, or none.
+  bool is_timed = false;
   std::shared_ptr<Operation> record;  // The last; null: never recorded.
   int queries = 0;                    // Of that, while it was not done.
 };

@@ -202,6 +202,7 @@ void Scheduler::Drop() {
 
 void Scheduler::End(Operation* operation) {
   operation->is_done = true;
+  operation->end = std::chrono::steady_clock::now();
   operation->after.clear();
   operation->run = nullptr;
   operation->attempt = nullptr;

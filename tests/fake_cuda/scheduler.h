@@ -41,6 +41,7 @@ struct Operation {
   std::vector<std::shared_ptr<Operation>> after;
   bool is_needed = false;  // For lazy devices.
   bool is_done = false;
+  std::chrono::steady_clock::time_point end;  // When it was done or dropped.
   // Tells those that wait for this operation alone that it is done.
   std::condition_variable ended;
 };

@@ -96,7 +96,7 @@ class NcclCollectives final : public Collectives {
   Status FindLate(const Deadline& deadline) const override {
     return parts_.watchdog->FindLate(deadline);
   }
-  bool CanBeCaptured() const override { return true; }
+  bool RunsOnDevice() const override { return true; }
   void SetCaptures(bool captures) override { captures_ = captures; }
   void WatchReplay(Event begin, Event end) override {
     parts_.watchdog

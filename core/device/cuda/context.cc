@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "core/base/strings.h"
+#include "core/device/cuda/device_clock.h"
 #include "core/device/work_queue/forked.h"
 
 namespace shard::cuda {
@@ -45,7 +46,8 @@ Context::Context(const Driver* driver, int ordinal)
     : driver_(driver),
       ordinal_(ordinal),
       name_(StrCat("cuda:", ordinal)),
-      monitor_(MakeSharedUnlessForked<Monitor>()) {}
+      monitor_(MakeSharedUnlessForked<Monitor>()),
+      clock_(std::make_unique<DeviceClock>(this)) {}
 
 StatusOr<std::shared_ptr<Context>> Context::Open(int ordinal) {
   SHARD_ASSIGN_OR_RETURN(const Driver* const driver, Driver::Load());
@@ -98,40 +100,43 @@ Context::~Context() {
   if (handle_ == nullptr || is_abandoned()) return;
   {
     const Current current(*this);
-    for (const CuEvent event : events_) api().EventDestroy(event);
+    clock_->End();
+    for (const EventPool& pool : events_) {
+      for (const CuEvent event : pool.unused) api().EventDestroy(event);
+    }
   }
   api().DevicePrimaryCtxRelease(device_);
 }
 
-StatusOr<CuEvent> Context::TakeEvent() {
+StatusOr<CuEvent> Context::TakeEvent(EventKind kind) {
+  const unsigned flags = kind == EventKind::kTimed ? 0 : kEventDisableTiming;
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!events_.empty()) {
-    const CuEvent event = events_.back();
-    events_.pop_back();
+  EventPool& pool = events_[static_cast<size_t>(kind)];
+  if (!pool.unused.empty()) {
+    const CuEvent event = pool.unused.back();
+    pool.unused.pop_back();
     return event;
   }
   constexpr size_t kMostAhead = 16;
-  const size_t more = std::clamp<size_t>(num_events_, 1, kMostAhead);
+  const size_t more = std::clamp<size_t>(pool.total, 1, kMostAhead);
   // So that ReturnEvent allocates nothing.
-  events_.reserve(num_events_ + more);
+  pool.unused.reserve(pool.total + more);
   CuEvent event = nullptr;
-  SHARD_CUDA_CALL(driver_, EventCreate, &event, kEventDisableTiming);
-  ++num_events_;
+  SHARD_CUDA_CALL(driver_, EventCreate, &event, flags);
+  ++pool.total;
   for (size_t i = 1; i < more; ++i) {
     CuEvent next = nullptr;
     // The one that is needed is there.
-    if (api().EventCreate(&next, kEventDisableTiming) != CuResult::kSuccess) {
-      break;
-    }
-    ++num_events_;
-    events_.push_back(next);
+    if (api().EventCreate(&next, flags) != CuResult::kSuccess) break;
+    ++pool.total;
+    pool.unused.push_back(next);
   }
   return event;
 }
 
-void Context::ReturnEvent(CuEvent event) noexcept {
+void Context::ReturnEvent(CuEvent event, EventKind kind) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  events_.push_back(event);
+  events_[static_cast<size_t>(kind)].unused.push_back(event);
 }
 
 Status Context::OutOfMemory(std::string_view what, size_t bytes) const {

@@ -10,6 +10,7 @@
 #ifndef SHARD_CORE_DEVICE_CUDA_CONTEXT_H_
 #define SHARD_CORE_DEVICE_CUDA_CONTEXT_H_
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <functional>
@@ -26,6 +27,11 @@
 #include "core/device/work_queue/work_queue.h"
 
 namespace shard::cuda {
+
+class DeviceClock;
+
+// Whether the time at which the device comes to an event is kept.
+enum class EventKind { kUntimed, kTimed };
 
 class Context {
  public:
@@ -79,12 +85,16 @@ class Context {
     return work();
   }
 
-  // Takes an event from those that are not in use. Where there is none, makes
-  // as many as there are in all, at most 16: how many are in use at once
-  // differs a little from step to step, and a step should make none. REQUIRES:
-  // the context is current.
-  StatusOr<CuEvent> TakeEvent();
-  void ReturnEvent(CuEvent event) noexcept;
+  // Takes an event of a kind from those that are not in use. Where there is
+  // none, makes as many as there are in all, at most 16: how many are in use at
+  // once differs a little from step to step, and a step should make none.
+  // REQUIRES: the context is current.
+  StatusOr<CuEvent> TakeEvent(EventKind kind = EventKind::kUntimed);
+  void ReturnEvent(CuEvent event,
+                   EventKind kind = EventKind::kUntimed) noexcept;
+
+  // Returns the clock of the device, which is destroyed with the context.
+  DeviceClock& clock() const { return *clock_; }
 
   // Blocks until `event`, which was recorded, is done, the deadline has passed,
   // or `stop`, where it is given, returns true. Returns false in the latter two
@@ -119,10 +129,13 @@ class Context {
   CuContext handle_ = nullptr;
   unsigned multiprocessors_ = 0;
   std::atomic<bool> abandoned_ = false;
+  const std::unique_ptr<DeviceClock> clock_;
+  struct EventPool {
+    std::vector<CuEvent> unused;
+    size_t total = 0;  // With those in use.
+  };
   std::mutex mutex_;
-  // GUARDED_BY(mutex_):
-  std::vector<CuEvent> events_;  // Not in use.
-  size_t num_events_ = 0;        // With those in use.
+  std::array<EventPool, 2> events_;  // By kind. GUARDED_BY(mutex_)
 };
 
 }  // namespace shard::cuda

@@ -14,21 +14,22 @@ constexpr std::string_view kRecord = "record an event";
 
 }  // namespace
 
-CudaEvent::CudaEvent(std::shared_ptr<StreamCore> core)
-    : core_(std::move(core)), last_(core_->last()) {}
+CudaEvent::CudaEvent(std::shared_ptr<StreamCore> core, EventKind kind)
+    : core_(std::move(core)), kind_(kind), last_(core_->last()) {}
 
 CudaEvent::~CudaEvent() {
   // The pool's mutex may be held for ever in a child of fork.
   if (event_ == nullptr || core_->IsForked()) return;
-  core_->context()->ReturnEvent(event_);
+  core_->context()->ReturnEvent(event_, kind_);
 }
 
-StatusOr<Event> CudaEvent::Record(const std::shared_ptr<StreamCore>& core,
-                                  WorkQueue::Turn turn) {
-  const auto made = std::make_shared<CudaEvent>(core);
+StatusOr<std::shared_ptr<const CudaEvent>> CudaEvent::Record(
+    const std::shared_ptr<StreamCore>& core, WorkQueue::Turn turn,
+    EventKind kind) {
+  const auto made = std::make_shared<CudaEvent>(core, kind);
   const Status recorded = core->context()->Run([&]() -> Status {
     SHARD_RETURN_IF_ERROR(core->CheckNotCaptured());
-    SHARD_ASSIGN_OR_RETURN(made->event_, core->context()->TakeEvent());
+    SHARD_ASSIGN_OR_RETURN(made->event_, core->context()->TakeEvent(kind));
     return turn == WorkQueue::Turn::kNow ? made->RecordNow() : Status();
   });
   if (!recorded.ok()) return core->InContext(kRecord, recorded);
@@ -41,7 +42,7 @@ StatusOr<Event> CudaEvent::Record(const std::shared_ptr<StreamCore>& core,
     });
     made->given_ = core->queue()->Record();
   }
-  return Event(std::shared_ptr<const EventState>(made));
+  return std::shared_ptr<const CudaEvent>(made);
 }
 
 Status CudaEvent::RecordNow() const {
@@ -93,6 +94,19 @@ Status CudaEvent::Synchronize(const Deadline& deadline) const {
   }
   is_done_.store(true, std::memory_order_release);
   return Status();
+}
+
+StatusOr<std::optional<int64_t>> CudaEvent::TimeBy(
+    const DeviceClock::Anchor& anchor) const {
+  std::optional<int64_t> time;
+  if (!given_.IsDone()) return time;
+  SHARD_RETURN_IF_ERROR(given_.Synchronize(Deadline::After(0)));
+  SHARD_RETURN_IF_ERROR(core_->context()->Run([&] {
+    SHARD_ASSIGN_OR_RETURN(time, anchor.TimeOf(event_));
+    return Status();
+  }));
+  if (!time.has_value()) SHARD_RETURN_IF_ERROR(core_->status());
+  return time;
 }
 
 Status CudaEvent::MakeWait(const StreamCore& stream) const {

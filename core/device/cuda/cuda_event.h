@@ -7,11 +7,14 @@
 #define SHARD_CORE_DEVICE_CUDA_CUDA_EVENT_H_
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
+#include "core/device/cuda/device_clock.h"
 #include "core/device/cuda/stream_core.h"
 #include "core/device/event.h"
 
@@ -21,9 +24,10 @@ class CudaEvent final : public EventState {
  public:
   // Records an event after all that the stream was given so far. REQUIRES:
   // turn() is `turn`, and not kNever.
-  static StatusOr<Event> Record(const std::shared_ptr<StreamCore>& core,
-                                WorkQueue::Turn turn);
-  explicit CudaEvent(std::shared_ptr<StreamCore> core);
+  static StatusOr<std::shared_ptr<const CudaEvent>> Record(
+      const std::shared_ptr<StreamCore>& core, WorkQueue::Turn turn,
+      EventKind kind);
+  CudaEvent(std::shared_ptr<StreamCore> core, EventKind kind);
   ~CudaEvent() override;
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
@@ -33,6 +37,10 @@ class CudaEvent final : public EventState {
 
   // Returns the point at which the driver has been given the event.
   const Event& given() const { return given_; }
+  // Returns when the device came to the event, as DeviceClock's anchor does;
+  // the error of a stream that failed before. REQUIRES: a timed event.
+  StatusOr<std::optional<int64_t>> TimeBy(
+      const DeviceClock::Anchor& anchor) const;
   // Makes the work that `stream` is given from here on run after the event.
   // REQUIRES: given() is done.
   Status MakeWait(const StreamCore& stream) const;
@@ -41,6 +49,7 @@ class CudaEvent final : public EventState {
   Status RecordNow() const;
 
   const std::shared_ptr<StreamCore> core_;
+  const EventKind kind_;
   CuEvent event_ = nullptr;
   Event given_;
   const std::string last_;  // The work that the stream was given before.

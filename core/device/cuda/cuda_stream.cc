@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/device/cuda/cuda_event.h"
+#include "core/device/cuda/cuda_moment.h"
 #include "core/device/cuda/element_range.h"
 #include "core/device/cuda/newton_schulz.h"
 #include "core/device/cuda/update_table.h"
@@ -345,10 +346,24 @@ Event CudaStream::Record() {
   const WorkQueue::Turn turn = core_->turn();
   if (turn == WorkQueue::Turn::kNever) return Event(core_->status());
   if (core_->is_captured()) return Event();
-  StatusOr<Event> event = CudaEvent::Record(core_, turn);
-  if (event.ok()) return *std::move(event);
+  auto event = CudaEvent::Record(core_, turn, EventKind::kUntimed);
+  if (event.ok()) {
+    return Event(std::shared_ptr<const EventState>(*std::move(event)));
+  }
   core_->Fail(event.status());
   return Event(event.status());
+}
+
+std::shared_ptr<const Moment> CudaStream::Mark() {
+  const WorkQueue::Turn turn = core_->turn();
+  if (turn != WorkQueue::Turn::kNever) {
+    auto moment = CudaMoment::Mark(core_, turn);
+    // Work goes on where its time cannot be taken.
+    if (moment.ok()) return *std::move(moment);
+  }
+  const auto dropped = std::make_shared<HostMoment>();
+  dropped->Drop();
+  return dropped;
 }
 
 void CudaStream::Wait(const Event& event, const Deadline& deadline) {

@@ -112,7 +112,8 @@ struct CuMemoryPoolProps {
 
 // X(name, symbol, parameters): the entry points, each of which returns a
 // CuResult. The symbols have the versions that cuda.h of CUDA 12 and 13 gives
-// them, but for cuStreamGetCaptureInfo, whose first version all drivers have.
+// them, but for cuStreamGetCaptureInfo and cuEventElapsedTime, whose first
+// versions all drivers have.
 #define SHARD_CUDA_DRIVER(X)                                                  \
   X(Init, cuInit, (unsigned flags))                                           \
   X(DriverGetVersion, cuDriverGetVersion, (int* version))                     \
@@ -157,6 +158,8 @@ struct CuMemoryPoolProps {
   X(EventDestroy, cuEventDestroy_v2, (CuEvent event))                         \
   X(EventRecord, cuEventRecord, (CuEvent event, CuStream stream))             \
   X(EventQuery, cuEventQuery, (CuEvent event))                                \
+  X(EventElapsedTime, cuEventElapsedTime,                                     \
+    (float* milliseconds, CuEvent from, CuEvent to))                          \
   X(MemAlloc, cuMemAlloc_v2, (CuPointer * memory, size_t bytes))              \
   X(MemFree, cuMemFree_v2, (CuPointer memory))                                \
   X(MemGetAddressRange, cuMemGetAddressRange_v2,                              \

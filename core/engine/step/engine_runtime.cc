@@ -194,8 +194,12 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
       transfers_,
       MakeTransfers({plan_.get(), &*memory_, comm, collectives_.get(), device,
                      options.allow_missing}));
+  // Ranks that may lack gradients meet before each transfer.
+  const bool meets =
+      comm->direct() || options.allow_missing || !collectives_->RunsOnDevice();
   queue_ = std::make_unique<CommQueue>(
-      comm, host_, compute_.get(), std::move(communication), options.timeout);
+      comm, host_, compute_.get(), std::move(communication),
+      meets ? WorkOfRanks::kCounted : WorkOfRanks::kOfDevice, options.timeout);
   published_.emplace(plan_->units().size());
   Units::Dependencies unit_deps;
   unit_deps.plan = plan_.get();

@@ -147,7 +147,7 @@ Status StepCoordinator::Step(const StatusOr<StepOptions>& given,
 Status StepCoordinator::CheckCapture(const Deadline& deadline) const {
   const int ranks = deps_.comm->world_size();
   const Plan& plan = *runtime_->plan();
-  if (ranks > 1 && !runtime_->collectives().CanBeCaptured()) {
+  if (ranks > 1 && !runtime_->collectives().RunsOnDevice()) {
     return Unimplemented("capture_begin with ", ranks,
                          " ranks, between which tensors are moved by '",
                          runtime_->collectives().transport(),

@@ -2,72 +2,21 @@
 
 #include "core/engine/transfer/comm_queue.h"
 
-#include <mutex>
-#include <optional>
 #include <utility>
 
 #include "core/collectives/rank_work.h"
 
 namespace shard {
 
-// The seconds that moving tensors took. Threads: any.
-class CommQueue::Time {
- public:
-  void Add(double seconds) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    seconds_ += seconds;
-  }
-  double Take() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return std::exchange(seconds_, 0);
-  }
-
- private:
-  std::mutex mutex_;
-  double seconds_ = 0;
-};
-
-// An event of the observer that begins and ends in work of a stream.
-class CommQueue::Measured {
- public:
-  Measured(Observer* observer, EventId event, const EventArguments& arguments,
-           std::shared_ptr<Time> time)
-      : observer_(observer),
-        event_(event),
-        arguments_(arguments),
-        time_(std::move(time)),
-        // Made in advance, for the destructor.
-        dropped_(Cancelled("it failed, or work of the stream before it")) {}
-  // The stream drops what is behind work that fails.
-  ~Measured() {
-    if (span_) span_->set_result(dropped_);
-  }
-  Measured(const Measured&) = delete;
-  Measured& operator=(const Measured&) = delete;
-
-  void Begin() { span_.emplace(observer_, event_, arguments_, &seconds_); }
-  void End() {
-    span_.reset();
-    if (time_ != nullptr) time_->Add(seconds_);
-  }
-
- private:
-  Observer* const observer_;
-  const EventId event_;
-  const EventArguments arguments_;
-  const std::shared_ptr<Time> time_;
-  const Status dropped_;
-  double seconds_ = 0;
-  std::optional<Span> span_;
-};
-
 CommQueue::CommQueue(Communicator* comm, HostStream* host, Stream* compute,
-                     std::unique_ptr<Stream> stream, double timeout)
+                     std::unique_ptr<Stream> stream, WorkOfRanks work,
+                     double timeout)
     : comm_(comm),
       host_(host),
       compute_(compute),
+      work_(work),
       timeout_(timeout),
-      time_(std::make_shared<Time>()),
+      measurements_(comm->observer()),
       stream_(std::move(stream)) {}
 
 CommQueue::~CommQueue() = default;
@@ -83,33 +32,32 @@ Event CommQueue::Run(uint64_t bytes, const Enqueue& enqueue) {
     if (!enqueued.ok()) stream_->Fail(enqueued);
     return stream_->Record();
   }
-  const uint64_t number =
-      EnqueueRankWork(comm_->host_waits(), stream_.get(), "end transfers",
-                      [enqueued] { return enqueued; });
+  uint64_t number = 0;
+  if (work_ == WorkOfRanks::kCounted) {
+    number = EnqueueRankWork(comm_->host_waits(), stream_.get(),
+                             "end transfers", [enqueued] { return enqueued; });
+  } else if (!enqueued.ok()) {
+    stream_->Fail(enqueued);
+  }
   pending_.push_back({stream_->Record(), bytes, number});
   counters_.bytes += bytes;
   return pending_.back().event;
 }
 
 Status CommQueue::Measure(EventId event, const EventArguments& arguments,
-                          const std::shared_ptr<Time>& time, Stream* stream,
-                          const Enqueue& enqueue) const {
+                          bool is_transfer, Stream* stream,
+                          const Enqueue& enqueue) {
   if (captures_) return enqueue(stream);
-  const auto measured =
-      std::make_shared<Measured>(comm_->observer(), event, arguments, time);
-  stream->Call("begin to measure", [measured] {
-    measured->Begin();
-    return Status();
-  });
-  SHARD_RETURN_IF_ERROR(enqueue(stream));
-  stream->Call("end to measure", [measured] {
-    measured->End();
-    return Status();
-  });
-  return Status();
+  auto begin = stream->Mark();
+  const Status enqueued = enqueue(stream);
+  auto end = enqueued.ok() ? stream->Mark() : nullptr;
+  measurements_.Add(
+      {event, arguments, std::move(begin), std::move(end), is_transfer});
+  return enqueued;
 }
 
 void CommQueue::RetireFinished(bool overlapped) {
+  measurements_.Record();
   while (!pending_.empty() && pending_.front().event.IsDone()) {
     if (overlapped) counters_.bytes_overlapped += pending_.front().bytes;
     pending_.pop_front();
@@ -154,7 +102,9 @@ Status CommQueue::Drain(const Deadline& deadline) {
   Status status;
   {
     HostWaits::Scope published(comm_->host_waits());
-    published.Begin(pending_.back().number);
+    if (const uint64_t number = pending_.back().number; number > 0) {
+      published.Begin(number);
+    }
     Span exposed(comm_->observer(), EventId::kExposed, {},
                  &counters_.seconds_exposed);
     status = stream_->Synchronize(deadline);
@@ -166,7 +116,8 @@ Status CommQueue::Drain(const Deadline& deadline) {
 
 CommCounters CommQueue::TakeCounters() {
   CommCounters counters = std::exchange(counters_, CommCounters());
-  counters.seconds = time_->Take();
+  measurements_.Record();
+  counters.seconds = measurements_.TakeSeconds();
   return counters;
 }
 

@@ -23,6 +23,7 @@
 #include "core/device/event.h"
 #include "core/device/host_stream.h"
 #include "core/device/stream.h"
+#include "core/engine/transfer/measurements.h"
 #include "core/observe/observer.h"
 
 namespace shard {
@@ -36,12 +37,17 @@ struct CommCounters {
   double seconds_exposed = 0;  // Spent by the host's thread in waiting.
 };
 
+// Whether threads of the library meet other ranks in the work of a queue, which
+// then counts it for those ranks (EnqueueRankWork). Elsewhere the device moves
+// the tensors, and does not wait for a thread.
+enum class WorkOfRanks { kCounted, kOfDevice };
+
 class CommQueue {
  public:
   // `comm`, `host` and `compute` outlive this. `stream` ends the communicator
   // when it fails (Stream::OnError). `timeout`: seconds, see Run.
   CommQueue(Communicator* comm, HostStream* host, Stream* compute,
-            std::unique_ptr<Stream> stream, double timeout);
+            std::unique_ptr<Stream> stream, WorkOfRanks work, double timeout);
   ~CommQueue();
 
   // Enqueues transfers of `bytes` bytes: in this thread, `enqueue` gives the
@@ -66,14 +72,15 @@ class CommQueue {
 
   // Enqueue what `enqueue` does as an event of the observer, which begins and
   // ends on the stream. A transfer also adds to the time that moving tensors
-  // takes. Any thread, for the queue's stream or one that its work waits for.
+  // takes, once the host has looked (RetireFinished, TakeCounters). Any thread,
+  // for the queue's stream or one that its work waits for.
   Status Transfer(EventId event, const EventArguments& arguments,
-                  Stream* stream, const Enqueue& enqueue) const {
-    return Measure(event, arguments, time_, stream, enqueue);
+                  Stream* stream, const Enqueue& enqueue) {
+    return Measure(event, arguments, true, stream, enqueue);
   }
   Status Observe(EventId event, const EventArguments& arguments, Stream* stream,
-                 const Enqueue& enqueue) const {
-    return Measure(event, arguments, nullptr, stream, enqueue);
+                 const Enqueue& enqueue) {
+    return Measure(event, arguments, false, stream, enqueue);
   }
 
   // Makes the next work of `stream` come after `event`, which Run has returned.
@@ -102,26 +109,23 @@ class CommQueue {
   struct Item {
     Event event;
     uint64_t bytes;
-    uint64_t number;  // Of HostWaits::AddWork.
+    uint64_t number;  // Of HostWaits::AddWork; 0: it was not counted.
   };
-  class Time;
-  class Measured;
 
-  // `time`: to which the seconds are added, or null.
   Status Measure(EventId event, const EventArguments& arguments,
-                 const std::shared_ptr<Time>& time, Stream* stream,
-                 const Enqueue& enqueue) const;
-  // Returns the number of the work that ends with `event`; 0 when it is done.
+                 bool is_transfer, Stream* stream, const Enqueue& enqueue);
+  // Returns the number of the work that ends with `event`; 0 when it is done,
+  // or was not counted.
   uint64_t NumberOf(const Event& event) const;
 
   Communicator* const comm_;
   HostStream* const host_;
   Stream* const compute_;
+  const WorkOfRanks work_;
   const double timeout_;
   Deadline allowed_ = Deadline::After(0);
   bool captures_ = false;
-  // Shared with work of streams that may end after this.
-  const std::shared_ptr<Time> time_;
+  Measurements measurements_;
   CommCounters counters_;
   std::deque<Item> pending_;
   // Destroyed first, so that its thread ends before the members that it uses.

@@ -31,7 +31,8 @@ class CommQueueTest : public ::testing::TestWithParam<const char*> {
     comm_ = *OpenCommunicator("local:", CommOptions());
     queue_ = std::make_unique<CommQueue>(
         comm_.get(), &*host_, compute_.get(),
-        *device_->CreateStream(StreamKind::kCommunication), 10);
+        *device_->CreateStream(StreamKind::kCommunication),
+        WorkOfRanks::kCounted, 10);
   }
 
   static Deadline Soon() { return Deadline::After(10); }
@@ -179,7 +180,8 @@ TEST_P(CommQueueTest, AWaitIsPublishedWhereItBlocks) {
 TEST_P(CommQueueTest, TimeOfEarlierWorkDoesNotCount) {
   std::promise<void> gate;
   CommQueue hasty(comm_.get(), &*host_, compute_.get(),
-                  *device_->CreateStream(StreamKind::kCommunication), 0);
+                  *device_->CreateStream(StreamKind::kCommunication),
+                  WorkOfRanks::kCounted, 0);
   RunOn(&hasty, "earlier", 1, [&gate] {
     gate.get_future().wait();
     return Status();
@@ -239,7 +241,8 @@ class CommQueueOrderTest : public CommQueueTest {};
 
 TEST_P(CommQueueOrderTest, ComputationMayTakeUntilTheDeadlineOfTheStep) {
   CommQueue hasty(comm_.get(), &*host_, compute_.get(),
-                  *device_->CreateStream(StreamKind::kCommunication), 0.001);
+                  *device_->CreateStream(StreamKind::kCommunication),
+                  WorkOfRanks::kCounted, 0.001);
   hasty.AllowUntil(Soon());
   const Deadline late = Deadline::After(0.05);
   compute_->Call("compute", [&late] {

@@ -16,10 +16,13 @@
 #include <cstddef>
 #include <cstdint>
 
-// As the driver has it, where the header means a later version.
+// As the driver has them, where the header means later versions.
 #undef cuStreamGetCaptureInfo
 extern "C" CUresult CUDAAPI cuStreamGetCaptureInfo(
     CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id);
+#undef cuEventElapsedTime
+extern "C" CUresult CUDAAPI cuEventElapsedTime(float* milliseconds,
+                                               CUevent from, CUevent to);
 
 namespace shard::cuda {
 namespace {
