@@ -75,7 +75,9 @@ class ForwardingStream : public Stream {
     stream_->Native(what, std::move(give));
   }
   Event Record() override { return stream_->Record(); }
-  std::shared_ptr<const Moment> Mark() override { return stream_->Mark(); }
+  std::shared_ptr<const Moment> Mark(const Moment* since) override {
+    return stream_->Mark(since);
+  }
   void Wait(const Event& event, const Deadline& deadline) override {
     stream_->Wait(event, deadline);
   }

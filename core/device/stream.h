@@ -40,7 +40,6 @@
 
 #include "core/base/deadline.h"
 #include "core/base/dtype.h"
-#include "core/base/monotonic_time.h"
 #include "core/base/status.h"
 #include "core/device/event.h"
 #include "core/device/moment.h"
@@ -156,19 +155,14 @@ class Stream {
   // Returns an event after all that was enqueued so far.
   virtual Event Record() = 0;
 
-  // Returns the moment at which the stream has done all that was enqueued so
-  // far. Work that comes after it does not wait for a thread of the host where
-  // the device has a clock of its own. REQUIRES: the stream is not captured.
-  virtual std::shared_ptr<const Moment> Mark() {
-    const auto moment = std::make_shared<HostMoment>();
-    // The moment is dropped with the work.
-    const std::shared_ptr<HostMoment> coming(
-        moment.get(), [moment](HostMoment* dropped) { dropped->Drop(); });
-    Call("mark", [coming] {
-      coming->Set(MonotonicTime());
-      return Status();
-    });
-    return moment;
+  // Returns the moment at which the device has done all that was enqueued so
+  // far. Never fails the stream: a time that cannot be taken is dropped. Null
+  // where a thread of the host does the work, and can look at its own clock in
+  // a Call; on a device a Call would hold up what is enqueued behind it.
+  // `since`: an earlier moment of the stream, or null; the time between the two
+  // is exact then. REQUIRES: the stream is not captured.
+  virtual std::shared_ptr<const Moment> Mark(const Moment* /*since*/) {
+    return nullptr;
   }
 
   // Makes all work that is enqueued later run after `event`. When the event is

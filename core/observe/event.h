@@ -100,6 +100,12 @@ struct EventArguments {
   int64_t bytes = -1;
 };
 
+// A stream of a device, of whose work an event is; none: it is of a thread.
+struct DeviceTrack {
+  const void* stream = nullptr;
+  std::string_view name = {};  // Of the stream.
+};
+
 }  // namespace shard
 
 #endif  // SHARD_CORE_OBSERVE_EVENT_H_

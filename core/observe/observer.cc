@@ -127,12 +127,12 @@ Status Observer::Start(int* trace_number) {
 }
 
 void Observer::Write(EventId event, const EventArguments& arguments,
-                     int64_t begin, int64_t end,
-                     const Status& result) noexcept {
+                     int64_t begin, int64_t end, const Status& result,
+                     const DeviceTrack& track) noexcept {
   if (ProcessId() != owner_) return;
   if (trace_ != nullptr) {
     trace_->Add(event, arguments, begin, end,
-                result.ok() ? "" : StatusCodeName(result.code()));
+                result.ok() ? "" : StatusCodeName(result.code()), track);
   }
   const LogLevel level = TypeOf(event).level;
   if (level == LogLevel::kOff) {
@@ -180,7 +180,7 @@ void Observer::WriteMessage(EventId event, const std::string& message) {
   const LogLevel level = TypeOf(event).level;
   if (trace_ != nullptr) {
     const int64_t now = Now();
-    trace_->Add(event, {.what = message}, now, now, "");
+    trace_->Add(event, {.what = message}, now, now, "", {});
   }
   if (WritesLine(level)) {
     // A text of several lines is several lines of the log too.

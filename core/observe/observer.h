@@ -74,13 +74,15 @@ class Observer {
   // Returns the time by which events are recorded.
   static int64_t Now() { return MonotonicTime(); }
 
-  // Records an event that took from `begin` to `end`.
+  // Records an event that took from `begin` to `end`, in this thread or in the
+  // work of a device's stream.
   void Record(EventId event, const EventArguments& arguments, int64_t begin,
-              int64_t end, const Status& result) noexcept {
+              int64_t end, const Status& result,
+              const DeviceTrack& track = {}) noexcept {
     counters_.Add(
         event, arguments.bytes > 0 ? static_cast<uint64_t>(arguments.bytes) : 0,
         end - begin, !result.ok());
-    if (writes_) Write(event, arguments, begin, end, result);
+    if (writes_) Write(event, arguments, begin, end, result, track);
   }
 
   // Adds to the counters of an event alone.
@@ -127,7 +129,8 @@ class Observer {
     return lines_.has_value() && level != LogLevel::kOff && level <= level_;
   }
   void Write(EventId event, const EventArguments& arguments, int64_t begin,
-             int64_t end, const Status& result) noexcept;
+             int64_t end, const Status& result,
+             const DeviceTrack& track) noexcept;
   void WriteMessage(EventId event, const std::string& message);
   // Writes a line of the log, or counts it as dropped. REQUIRES: lines_.
   void WriteLine(std::string_view line);

@@ -50,16 +50,23 @@ bool Trace::Append(std::string_view line) {
   return true;
 }
 
-pid_t Trace::NumberOfThread() {
+pid_t Trace::NumberOf(const DeviceTrack& track) {
   const pthread_t self = ::pthread_self();
+  const bool is_thread = track.stream == nullptr;
   for (size_t t = 0; t < num_threads_; ++t) {
-    if (::pthread_equal(threads_[t].handle, self)) return threads_[t].number;
+    const Thread& known = threads_[t];
+    if (known.stream == track.stream &&
+        (!is_thread || ::pthread_equal(known.handle, self))) {
+      return known.number;
+    }
   }
-  const pid_t number = ::gettid();
+  const pid_t number =
+      is_thread ? ::gettid() : kFirstStream + static_cast<pid_t>(num_threads_);
   if (num_threads_ == kMostThreads) return number;
-  threads_[num_threads_++] = {self, number};
-  char name[16] = "";
-  ::pthread_getname_np(self, name, sizeof(name));
+  threads_[num_threads_++] = {self, track.stream, number};
+  char thread_name[16] = "";
+  ::pthread_getname_np(self, thread_name, sizeof(thread_name));
+  const std::string_view name = is_thread ? thread_name : track.name;
   TextLine line;
   line << ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":" << rank_
        << ",\"tid\":" << number << ",\"args\":{\"name\":";
@@ -69,7 +76,7 @@ pid_t Trace::NumberOfThread() {
 }
 
 void Trace::Add(EventId event, const EventArguments& arguments, int64_t begin,
-                int64_t end, std::string_view error) {
+                int64_t end, std::string_view error, const DeviceTrack& track) {
   if (failed_.load(std::memory_order_relaxed)) {
     dropped_.fetch_add(1, std::memory_order_relaxed);
     return;
@@ -79,7 +86,7 @@ void Trace::Add(EventId event, const EventArguments& arguments, int64_t begin,
   TextLine line;
   line << ",\n{\"name\":\"" << type.name << "\",\"cat\":\"" << type.category
        << "\",\"ph\":" << (begin == end ? "\"i\",\"s\":\"t\"" : "\"X\"")
-       << ",\"pid\":" << rank_ << ",\"tid\":" << NumberOfThread() << ",\"ts\":";
+       << ",\"pid\":" << rank_ << ",\"tid\":" << NumberOf(track) << ",\"ts\":";
   line.AppendFixed(begin, 3);
   if (begin != end) (line << ",\"dur\":").AppendFixed(end - begin, 3);
   line << ",\"args\":{";

@@ -4,7 +4,8 @@
 // are formatted into a buffer of fixed size, and written when somebody calls
 // Flush. An event that finds the buffer full is dropped and counted.
 //
-// In the viewer a rank is a process, and its threads are the threads of it.
+// In the viewer a rank is a process, and its threads are the threads of it; so
+// are the streams of devices.
 // Times are those of the host's monotonic clock, which all ranks of a host
 // share.
 //
@@ -42,10 +43,10 @@ class Trace {
   // which the other ranks join. Called once, while no other thread uses this.
   Status Start(int* number);
 
-  // Adds a span of the calling thread, or with `begin` == `end` a moment.
-  // `error`: the name of the code of the error, or "".
+  // Adds a span of the calling thread, or of a device's stream; with `begin` ==
+  // `end` a moment. `error`: the name of the code of the error, or "".
   void Add(EventId event, const EventArguments& arguments, int64_t begin,
-           int64_t end, std::string_view error);
+           int64_t end, std::string_view error, const DeviceTrack& track);
 
   // Returns true when the buffer is more than half full.
   bool is_filling() const {
@@ -66,17 +67,22 @@ class Trace {
   // Threads of a rank that the trace knows.
   static constexpr size_t kMostThreads = 64;
 
+  // A stream has a number that no thread has.
+  static constexpr pid_t kFirstStream = pid_t{1} << 23;
+
   struct Thread {
     pthread_t handle;
+    const void* stream;  // Null: it is a thread.
     pid_t number;
   };
 
   // REQUIRES, below: the lock of mutex_. Append returns false for a line that
   // it drops.
   bool Append(std::string_view line);
-  // Returns the number of the calling thread, and names a thread that is new. A
-  // thread that takes the handle of one that has ended takes its number too.
-  pid_t NumberOfThread();
+  // Returns the number of the calling thread, or of a stream, and names one
+  // that is new. A thread that takes the handle of one that has ended takes its
+  // number too, and so does a stream.
+  pid_t NumberOf(const DeviceTrack& track);
 
   const std::string path_;
   const int rank_;

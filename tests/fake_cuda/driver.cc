@@ -4,6 +4,7 @@
 // events.
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <iterator>
 #include <utility>

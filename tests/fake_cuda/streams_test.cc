@@ -188,6 +188,35 @@ TEST_F(StreamsTest, AWaitIsForTheRecordBeforeIt) {
   Synchronize(b);
 }
 
+TEST_F(StreamsTest, TheTimeBetweenTwoRecordsIsToldOnceBothAreDone) {
+  const CuStream stream = MakeStream();
+  CuEvent events[2];
+  for (CuEvent& event : events) EXPECT_CU(api_.EventCreate(&event, 0));
+  float milliseconds = -1;
+  EXPECT_EQ(api_.EventElapsedTime(&milliseconds, events[0], events[1]),
+            CuResult::kInvalidHandle);
+  EXPECT_CU(api_.EventRecord(events[0], stream));
+  EXPECT_CU(Await(events[0]));
+  Pause();
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_CU(api_.EventRecord(events[1], stream));
+  EXPECT_EQ(api_.EventElapsedTime(&milliseconds, events[0], events[1]),
+            CuResult::kNotReady);
+  const std::chrono::duration<float, std::milli> paused =
+      std::chrono::steady_clock::now() - begin;
+  Resume();
+  EXPECT_CU(Await(events[1]));
+  EXPECT_CU(api_.EventElapsedTime(&milliseconds, events[0], events[1]));
+  EXPECT_GE(milliseconds, paused.count());
+  float back = 0;
+  EXPECT_CU(api_.EventElapsedTime(&back, events[1], events[0]));
+  EXPECT_EQ(back, -milliseconds);
+  // Without a time.
+  EXPECT_EQ(api_.EventElapsedTime(&milliseconds, events[0], Record(stream)),
+            CuResult::kInvalidHandle);
+  for (const CuEvent event : events) EXPECT_CU(api_.EventDestroy(event));
+}
+
 TEST_F(StreamsTest, AnEventMayBeDestroyedWhileItIsPending) {
   const CuStream a = MakeStream();
   const CuStream b = MakeStream();

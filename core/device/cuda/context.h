@@ -129,13 +129,14 @@ class Context {
   CuContext handle_ = nullptr;
   unsigned multiprocessors_ = 0;
   std::atomic<bool> abandoned_ = false;
-  const std::unique_ptr<DeviceClock> clock_;
   struct EventPool {
     std::vector<CuEvent> unused;
     size_t total = 0;  // With those in use.
   };
   std::mutex mutex_;
   std::array<EventPool, 2> events_;  // By kind. GUARDED_BY(mutex_)
+  // Returns its events to the pool.
+  const std::unique_ptr<DeviceClock> clock_;
 };
 
 }  // namespace shard::cuda

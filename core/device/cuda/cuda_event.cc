@@ -38,7 +38,9 @@ StatusOr<std::shared_ptr<const CudaEvent>> CudaEvent::Record(
       const StreamCore& stream = *made->core_;
       const Status status =
           stream.context()->Run([&] { return made->RecordNow(); });
-      return status.ok() ? status : stream.InContext(kRecord, status);
+      // Work goes on where its time cannot be taken.
+      if (status.ok() || made->kind_ == EventKind::kTimed) return Status();
+      return stream.InContext(kRecord, status);
     });
     made->given_ = core->queue()->Record();
   }
@@ -99,7 +101,7 @@ Status CudaEvent::Synchronize(const Deadline& deadline) const {
 StatusOr<std::optional<int64_t>> CudaEvent::TimeBy(
     const DeviceClock::Anchor& anchor) const {
   std::optional<int64_t> time;
-  if (!given_.IsDone()) return time;
+  if (core_->IsForked() || !given_.IsDone()) return time;
   SHARD_RETURN_IF_ERROR(given_.Synchronize(Deadline::After(0)));
   SHARD_RETURN_IF_ERROR(core_->context()->Run([&] {
     SHARD_ASSIGN_OR_RETURN(time, anchor.TimeOf(event_));

@@ -37,10 +37,14 @@ class CudaEvent final : public EventState {
 
   // Returns the point at which the driver has been given the event.
   const Event& given() const { return given_; }
-  // Returns when the device came to the event, as DeviceClock's anchor does;
-  // the error of a stream that failed before. REQUIRES: a timed event.
+  // Returns when the device came to the event, as the anchor does; nothing in a
+  // child of fork; the error of a stream that failed before. REQUIRES: a timed
+  // event.
   StatusOr<std::optional<int64_t>> TimeBy(
       const DeviceClock::Anchor& anchor) const;
+  // Returns whether the device may have come to the event without what it waits
+  // for.
+  bool is_poisoned() const { return core_->is_poisoned(); }
   // Makes the work that `stream` is given from here on run after the event.
   // REQUIRES: given() is done.
   Status MakeWait(const StreamCore& stream) const;

@@ -2,28 +2,35 @@
 
 #include "core/device/cuda/cuda_moment.h"
 
-#include <utility>
-
 namespace shard::cuda {
 
-StatusOr<std::shared_ptr<const Moment>> CudaMoment::Mark(
-    const std::shared_ptr<StreamCore>& core, WorkQueue::Turn turn) {
-  std::shared_ptr<const DeviceClock::Anchor> anchor;
-  SHARD_RETURN_IF_ERROR(core->context()->Run([&] {
-    SHARD_ASSIGN_OR_RETURN(anchor, core->context()->clock().Now());
+std::shared_ptr<const Moment> CudaMoment::Mark(
+    const std::shared_ptr<StreamCore>& core, const CudaMoment* since) {
+  const auto made = std::make_shared<CudaMoment>();
+  const WorkQueue::Turn turn = core->turn();
+  if (turn == WorkQueue::Turn::kNever) return made;
+  if (since != nullptr) made->anchor_ = since->anchor_;
+  const Status anchored = core->context()->Run([&] {
+    if (made->anchor_ != nullptr) return Status();
+    SHARD_ASSIGN_OR_RETURN(made->anchor_, core->context()->clock().Now());
     return Status();
-  }));
-  SHARD_ASSIGN_OR_RETURN(auto event,
-                         CudaEvent::Record(core, turn, EventKind::kTimed));
-  return std::shared_ptr<const Moment>(
-      std::make_shared<CudaMoment>(std::move(anchor), std::move(event)));
+  });
+  if (!anchored.ok()) return made;
+  auto event = CudaEvent::Record(core, turn, EventKind::kTimed);
+  if (event.ok()) made->event_ = *std::move(event);
+  return made;
 }
 
 std::optional<int64_t> CudaMoment::time() const {
-  const StatusOr<std::optional<int64_t>> time = event_->TimeBy(*anchor_);
-  if (time.ok()) return *time;
-  is_dropped_.store(true, std::memory_order_relaxed);
-  return std::nullopt;
+  std::optional<int64_t> told;
+  bool dropped = event_ == nullptr;
+  if (!dropped) {
+    const auto time = event_->TimeBy(*anchor_);
+    dropped = !time.ok() || event_->is_poisoned();
+    if (time.ok()) told = *time;
+  }
+  if (dropped) is_dropped_.store(true, std::memory_order_relaxed);
+  return told;
 }
 
 }  // namespace shard::cuda

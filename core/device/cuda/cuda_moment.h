@@ -10,9 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <utility>
 
-#include "core/base/status.h"
 #include "core/device/cuda/cuda_event.h"
 #include "core/device/cuda/device_clock.h"
 #include "core/device/cuda/stream_core.h"
@@ -22,12 +20,10 @@ namespace shard::cuda {
 
 class CudaMoment final : public Moment {
  public:
-  // As CudaEvent::Record.
-  static StatusOr<std::shared_ptr<const Moment>> Mark(
-      const std::shared_ptr<StreamCore>& core, WorkQueue::Turn turn);
-  CudaMoment(std::shared_ptr<const DeviceClock::Anchor> anchor,
-             std::shared_ptr<const CudaEvent> event)
-      : event_(std::move(event)), anchor_(std::move(anchor)) {}
+  // Marks the moment after all that the stream was given so far. `since`: of
+  // this device, or null.
+  static std::shared_ptr<const Moment> Mark(
+      const std::shared_ptr<StreamCore>& core, const CudaMoment* since);
 
   std::optional<int64_t> time() const override;
   bool is_dropped() const override {
@@ -35,9 +31,10 @@ class CudaMoment final : public Moment {
   }
 
  private:
-  // The anchor uses the context, which the event keeps.
-  const std::shared_ptr<const CudaEvent> event_;
-  const std::shared_ptr<const DeviceClock::Anchor> anchor_;
+  // Null: the time could not be taken.
+  std::shared_ptr<const CudaEvent> event_;
+  // Uses the context, which the event keeps.
+  std::shared_ptr<const DeviceClock::Anchor> anchor_;
   mutable std::atomic<bool> is_dropped_ = false;  // Found by time().
 };
 

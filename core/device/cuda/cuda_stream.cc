@@ -354,16 +354,9 @@ Event CudaStream::Record() {
   return Event(event.status());
 }
 
-std::shared_ptr<const Moment> CudaStream::Mark() {
-  const WorkQueue::Turn turn = core_->turn();
-  if (turn != WorkQueue::Turn::kNever) {
-    auto moment = CudaMoment::Mark(core_, turn);
-    // Work goes on where its time cannot be taken.
-    if (moment.ok()) return *std::move(moment);
-  }
-  const auto dropped = std::make_shared<HostMoment>();
-  dropped->Drop();
-  return dropped;
+std::shared_ptr<const Moment> CudaStream::Mark(const Moment* since) {
+  // All moments of a device are of this class.
+  return CudaMoment::Mark(core_, static_cast<const CudaMoment*>(since));
 }
 
 void CudaStream::Wait(const Event& event, const Deadline& deadline) {

@@ -76,7 +76,7 @@ class CudaStream final : public Stream {
   void Native(std::string_view what,
               std::function<Status(void* native)> give) override;
   Event Record() override;
-  std::shared_ptr<const Moment> Mark() override;
+  std::shared_ptr<const Moment> Mark(const Moment* since) override;
   void Wait(const Event& event, const Deadline& deadline) override;
   Status Synchronize(const Deadline& deadline) override;
   void Settle(const Deadline& deadline) noexcept override;

@@ -13,32 +13,33 @@ namespace shard::cuda {
 namespace {
 
 constexpr int64_t kLongest = 1'000'000'000;  // Nanoseconds that anchors last.
+constexpr double kMoment = 0.01;             // Seconds.
 
 }  // namespace
 
-DeviceClock::Anchor::Anchor(Context* context, CuEvent event)
-    : context_(context), owner_(ProcessId()), event_(event) {}
+DeviceClock::Anchor::Anchor(Context* context)
+    : context_(context), owner_(ProcessId()) {}
 
 DeviceClock::Anchor::~Anchor() {
   // The pool's mutex may be held for ever in a child of fork.
-  if (ProcessId() != owner_) return;
+  if (event_ == nullptr || ProcessId() != owner_) return;
   context_->ReturnEvent(event_, EventKind::kTimed);
 }
 
 StatusOr<std::optional<int64_t>> DeviceClock::Anchor::TimeOf(
     CuEvent event) const {
-  if (!is_done_.load(std::memory_order_acquire)) {
+  SHARD_ASSIGN_OR_RETURN(bool done,
+                         context_->Await(event, Deadline::After(0), nullptr));
+  if (done && !is_done_.load(std::memory_order_acquire)) {
+    // The device has come to it, or is about to: it had nothing else to do.
     SHARD_ASSIGN_OR_RETURN(
-        const bool done, context_->Await(event_, Deadline::After(0), nullptr));
-    if (!done) return std::optional<int64_t>();
-    is_done_.store(true, std::memory_order_release);
+        done, context_->Await(event_, Deadline::After(kMoment), nullptr));
+    if (done) is_done_.store(true, std::memory_order_release);
   }
+  if (!done) return std::optional<int64_t>();
   float milliseconds = 0;
-  const CuResult result =
-      context_->api().EventElapsedTime(&milliseconds, event_, event);
-  if (result == CuResult::kNotReady) return std::optional<int64_t>();
-  SHARD_RETURN_IF_ERROR(
-      context_->driver()->ToStatus(result, "cuEventElapsedTime"));
+  SHARD_CUDA_CALL(context_->driver(), EventElapsedTime, &milliseconds, event_,
+                  event);
   // Negative where the event came first.
   return std::optional<int64_t>(time_ + std::llround(milliseconds * 1e6));
 }
@@ -52,10 +53,9 @@ StatusOr<std::shared_ptr<const DeviceClock::Anchor>> DeviceClock::Now() {
     SHARD_CUDA_CALL(context_->driver(), StreamCreate, &stream_,
                     kStreamNonBlocking);
   }
-  SHARD_ASSIGN_OR_RETURN(const CuEvent event,
-                         context_->TakeEvent(EventKind::kTimed));
-  const auto made = std::make_shared<Anchor>(context_, event);
-  SHARD_CUDA_CALL(context_->driver(), EventRecord, event, stream_);
+  const auto made = std::make_shared<Anchor>(context_);
+  SHARD_ASSIGN_OR_RETURN(made->event_, context_->TakeEvent(EventKind::kTimed));
+  SHARD_CUDA_CALL(context_->driver(), EventRecord, made->event_, stream_);
   made->time_ = MonotonicTime();
   anchor_ = made;
   return anchor_;

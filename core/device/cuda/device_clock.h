@@ -38,14 +38,14 @@ class DeviceClock {
 
   class Anchor {
    public:
-    Anchor(Context* context, CuEvent event);
+    explicit Anchor(Context* context);
     ~Anchor();
     Anchor(const Anchor&) = delete;
     Anchor& operator=(const Anchor&) = delete;
 
     // Returns when the device came to `event`, a timed one that was recorded;
-    // nothing while it has not come to it, or to the anchor. REQUIRES: the
-    // context is current.
+    // nothing while it has not come to it. Waits for the anchor, for a moment.
+    // REQUIRES: the context is current.
     StatusOr<std::optional<int64_t>> TimeOf(CuEvent event) const;
 
    private:
@@ -53,7 +53,7 @@ class DeviceClock {
 
     Context* const context_;
     const pid_t owner_;
-    const CuEvent event_;
+    CuEvent event_ = nullptr;
     int64_t time_ = 0;  // When the host recorded the event.
     mutable std::atomic<bool> is_done_ = false;
   };

@@ -16,7 +16,7 @@ CommQueue::CommQueue(Communicator* comm, HostStream* host, Stream* compute,
       compute_(compute),
       work_(work),
       timeout_(timeout),
-      measurements_(comm->observer()),
+      measurements_(std::make_shared<Measurements>(comm->observer())),
       stream_(std::move(stream)) {}
 
 CommQueue::~CommQueue() = default;
@@ -46,22 +46,19 @@ Event CommQueue::Run(uint64_t bytes, const Enqueue& enqueue) {
 
 Status CommQueue::Measure(EventId event, const EventArguments& arguments,
                           bool is_transfer, Stream* stream,
-                          const Enqueue& enqueue) {
+                          const Enqueue& enqueue) const {
   if (captures_) return enqueue(stream);
-  auto begin = stream->Mark();
-  const Status enqueued = enqueue(stream);
-  auto end = enqueued.ok() ? stream->Mark() : nullptr;
-  measurements_.Add(
-      {event, arguments, std::move(begin), std::move(end), is_transfer});
-  return enqueued;
+  return Measurements::Measure(measurements_, {event, arguments, is_transfer},
+                               stream, enqueue);
 }
 
 void CommQueue::RetireFinished(bool overlapped) {
-  measurements_.Record();
   while (!pending_.empty() && pending_.front().event.IsDone()) {
     if (overlapped) counters_.bytes_overlapped += pending_.front().bytes;
     pending_.pop_front();
   }
+  // Behind what has ended, so that no transfer is removed and not recorded.
+  measurements_->Record();
 }
 
 uint64_t CommQueue::NumberOf(const Event& event) const {
@@ -115,9 +112,9 @@ Status CommQueue::Drain(const Deadline& deadline) {
 }
 
 CommCounters CommQueue::TakeCounters() {
+  measurements_->Record();
   CommCounters counters = std::exchange(counters_, CommCounters());
-  measurements_.Record();
-  counters.seconds = measurements_.TakeSeconds();
+  counters.seconds = measurements_->TakeSeconds();
   return counters;
 }
 

@@ -39,7 +39,8 @@ struct CommCounters {
 
 // Whether threads of the library meet other ranks in the work of a queue, which
 // then counts it for those ranks (EnqueueRankWork). Elsewhere the device moves
-// the tensors, and does not wait for a thread.
+// the tensors, and does not wait for a thread; an error of what is enqueued
+// ends work before it, too (Stream::Fail).
 enum class WorkOfRanks { kCounted, kOfDevice };
 
 class CommQueue {
@@ -72,14 +73,15 @@ class CommQueue {
 
   // Enqueue what `enqueue` does as an event of the observer, which begins and
   // ends on the stream. A transfer also adds to the time that moving tensors
-  // takes, once the host has looked (RetireFinished, TakeCounters). Any thread,
-  // for the queue's stream or one that its work waits for.
+  // takes; that of a device once the host has looked (RetireFinished,
+  // TakeCounters). Any thread, for the queue's stream or one that its work
+  // waits for.
   Status Transfer(EventId event, const EventArguments& arguments,
-                  Stream* stream, const Enqueue& enqueue) {
+                  Stream* stream, const Enqueue& enqueue) const {
     return Measure(event, arguments, true, stream, enqueue);
   }
   Status Observe(EventId event, const EventArguments& arguments, Stream* stream,
-                 const Enqueue& enqueue) {
+                 const Enqueue& enqueue) const {
     return Measure(event, arguments, false, stream, enqueue);
   }
 
@@ -113,7 +115,8 @@ class CommQueue {
   };
 
   Status Measure(EventId event, const EventArguments& arguments,
-                 bool is_transfer, Stream* stream, const Enqueue& enqueue);
+                 bool is_transfer, Stream* stream,
+                 const Enqueue& enqueue) const;
   // Returns the number of the work that ends with `event`; 0 when it is done,
   // or was not counted.
   uint64_t NumberOf(const Event& event) const;
@@ -125,7 +128,7 @@ class CommQueue {
   const double timeout_;
   Deadline allowed_ = Deadline::After(0);
   bool captures_ = false;
-  Measurements measurements_;
+  const std::shared_ptr<Measurements> measurements_;
   CommCounters counters_;
   std::deque<Item> pending_;
   // Destroyed first, so that its thread ends before the members that it uses.

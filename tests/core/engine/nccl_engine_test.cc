@@ -164,6 +164,56 @@ TEST(NcclEngineTest, AWaitThatIsTooShortNamesTheRanksThatAreLate) {
       30, "direct=0");
 }
 
+// The GPUs do not come to anything while the hosts go through the units: a host
+// gives them a whole pass, and then waits.
+TEST(NcclEngineTest, NoCallOfAUnitWaitsForItsTransfers) {
+  const FakeNccl fake(Gpus(2));
+  const auto plan = MakePlan(FormOf(3));
+  const auto units = static_cast<int32_t>(plan->units().size());
+  ASSERT_GT(units, 2);
+  RunThreadRanks(
+      2,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        const auto engine = MakeEngineOn("cuda", plan, comm);
+        ASSERT_OK(engine);
+        ASSERT_OK(Fill(engine->get()));
+        // What a first step allocates is there then.
+        ASSERT_OK(TrainOneStep(engine->get(), 1));
+        ASSERT_OK((*engine)->Synchronize(0));
+        const auto count = [&](EventId event) {
+          return comm->observer()->counters().Get(event).calls;
+        };
+        const uint64_t gathers = count(EventId::kGather);
+        const uint64_t reduces = count(EventId::kReduce);
+        ASSERT_OK(comm->Barrier("trained", Deadline::After(30)));
+        if (comm->rank() == 0) testing::fake_cuda::Pause();
+        ASSERT_OK(comm->Barrier("paused", Deadline::After(30)));
+        for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+          const bool forward = pass == Pass::kForward;
+          for (int32_t i = 0; i < units; ++i) {
+            const int32_t unit = forward ? i : units - 1 - i;
+            EXPECT_OK((*engine)->UnitAcquire(unit, pass, 0));
+            if (!forward) EXPECT_OK((*engine)->MarkUnitGradsReady(unit));
+            EXPECT_OK((*engine)->UnitRelease(unit));
+          }
+        }
+        EXPECT_GT(testing::fake_cuda::NumPending(), 0u);
+        EXPECT_EQ(count(EventId::kGather), gathers);
+        EXPECT_EQ(count(EventId::kReduce), reduces);
+        ASSERT_OK(comm->Barrier("given", Deadline::After(30)));
+        if (comm->rank() == 0) testing::fake_cuda::Resume();
+        StepReport report;
+        ASSERT_OK((*engine)->Step(StepOptions(), &report));
+        ASSERT_OK((*engine)->Synchronize(0));
+        // The root unit has no parameters, and those of the last unit are there
+        // when the backward pass begins.
+        const auto moved = static_cast<uint64_t>(units) - 1;
+        EXPECT_EQ(count(EventId::kGather), gathers + 2 * moved - 1);
+        EXPECT_EQ(count(EventId::kReduce), reduces + moved);
+      },
+      30, "direct=0");
+}
+
 TEST(NcclEngineTest, AnEngineSaysWhyNoMemoryIsRegistered) {
   const FakeNccl fake(Gpus(2), {.registers = false});
   const auto plan = MakePlan(FormOf(3));

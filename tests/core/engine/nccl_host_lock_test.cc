@@ -46,6 +46,9 @@ class HostLock {
   bool is_held() const { return is_held_; }
   // Tells that the test has the lock, or had it.
   void Hold() { is_held_ = true; }
+  // The ranks that have acquired the unit.
+  int acquired() const { return acquired_; }
+  void AddAcquired() { ++acquired_; }
 
   Logger logger() { return Logger(Log, LogLevel::kInfo, this); }
 
@@ -65,6 +68,7 @@ class HostLock {
 
   std::mutex mutex_;
   std::atomic<int> ends_ = 0;
+  std::atomic<int> acquired_ = 0;
   std::atomic<bool> is_held_ = false;
 };
 
@@ -81,26 +85,29 @@ class NcclHostLockTest : public ::testing::TestWithParam<End> {
     return Count({.rank = 0}).launches + Count({.rank = 1}).launches;
   }
 
-  // Acquires a unit whose parameters do not come, while the other thread of the
-  // rank does its part. Returns the error.
+  // Acquires a unit whose parameters do not come, and waits for them, while the
+  // other thread of the rank does its part. Returns the error.
   // `launched`: kernels of NCCL before.
-  static Status Acquire(const RankTraining& rank, uint64_t launched,
-                        HostLock* lock) {
+  static Status AwaitUnit(const RankTraining& rank, uint64_t launched,
+                          HostLock* lock) {
     const bool holds = rank.rank() == 0;
     std::thread other([&] {
       if (holds) {
         HoldUntilTheAbort(lock);
       } else if (!IsStuck()) {
         EXPECT_TRUE(ComesTrue([&] {
-          return lock->is_held() && Launched() == launched + kRanks;
+          return lock->is_held() && Launched() == launched + kRanks &&
+                 lock->acquired() == kRanks;
         }));
         rank.comm()->Abort(Cancelled("enough"));
       }
     });
     EXPECT_TRUE(ComesTrue([&] { return lock->is_held(); }));
-    Status acquired = rank.engine()->UnitAcquire(1, Pass::kForward, 0);
+    EXPECT_OK(rank.engine()->UnitAcquire(1, Pass::kForward, 0));
+    lock->AddAcquired();
+    Status waited = rank.engine()->Synchronize(60);
     other.join();
-    return acquired;
+    return waited;
   }
 
  private:
@@ -138,7 +145,7 @@ TEST_P(NcclHostLockTest, IsNotWaitedForByAnAbort) {
         if (comm->rank() == 0) testing::fake_nccl::StickAt(1, {.rank = 1});
         ASSERT_OK(rank.Meet("stuck"));
         ExpectError(
-            Acquire(rank, launched, &lock),
+            AwaitUnit(rank, launched, &lock),
             IsStuck() ? StatusCode::kDeadlineExceeded : StatusCode::kPoisoned,
             {IsStuck() ? "gather parameters of unit 1" : "enough"});
         rank.End();

@@ -34,6 +34,7 @@ class Rank:
         self.gpu = Gpu(rank)
         self.ends, self.error = [], None
         self.logging, self.may_log = threading.Event(), threading.Event()
+        self.waiting = threading.Event()
         self.comm = shard.Comm(url, rank=rank, world_size=2, timeout=20,
                                log=self.log, log_level=shard.LogLevel.INFO)
         # So many, of several pages, that it pays to shard them.
@@ -63,7 +64,7 @@ class Rank:
 
     def gather(self):
         """Lets another thread acquire a unit whose parameters do not come, and
-        returns the thread."""
+        wait for them, and returns the thread."""
         gathers = self.calls(ctypes.CDLL, GATHER)
         self.comm.barrier()
         if self.rank == 1:
@@ -73,6 +74,9 @@ class Rank:
         thread = threading.Thread(target=self.expect_error)
         thread.start()
         assert self.calls(ctypes.CDLL, GATHER, gathers + 1, 20) > gathers
+        # The other thread keeps the lock until it is in the call that waits.
+        sys.setswitchinterval(10)
+        assert self.waiting.wait(20)
         return thread
 
     def await_abort(self, library):
@@ -85,6 +89,8 @@ class Rank:
     def expect_error(self):
         try:
             self.engine.unit_acquire(1, shard.Pass.FORWARD)
+            self.waiting.set()
+            self.engine.synchronize()
         except shard.Error as error:
             self.error = error.code, str(error)
 

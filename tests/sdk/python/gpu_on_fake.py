@@ -15,7 +15,7 @@ import uuid
 import numpy
 
 import shard
-from sdk_testing import SdkTest, run_ranks
+from sdk_testing import SdkTest, blocks_model, run_ranks
 from shard import Code, DType
 
 GPU = 2, 0  # In DLPack's codes.
@@ -113,23 +113,33 @@ class Tensor:
 
 def train(comm, stage, device, deterministic=0):
     """Returns this rank's state after three steps."""
-    model = shard.Model("Net")
-    weight = model.add_param(0, "weight", DType.F32, [1000])
-    plan = shard.Plan(model, world_size=2, stage=stage, optimizer="adamw?lr=0.1",
-                      deterministic=deterministic)
-    with shard.Engine(plan, comm, device=device) as engine:
+    # So many, of several pages, that it pays to shard them.
+    model, weights = blocks_model(blocks=8, width=64)
+    plans = [shard.Plan(model, world_size=2, stage=up_to, prefetch=0,
+                        wrap="class?names=Block", optimizer="adamw?lr=0.1",
+                        deterministic=deterministic)
+             for up_to in range(stage + 1)]
+    sizes = [plan.memory(device="cuda:0").device_bytes for plan in plans]
+    # Ranks that share memory keep a part of the states each in stage 0, too.
+    assert sizes[1:] == sorted(set(sizes[1:]), reverse=True), sizes
+    with shard.Engine(plans[-1], comm, device=device) as engine:
         kind = "cuda:" if engine.device[0] == 2 else "cpu"
         assert device.partition("?")[0] in (f"{kind}{engine.device[1]}",
                                             "cpu"), engine.device
         assert device.endswith("collectives=nccl") == (
             engine.json().get("transport", "").startswith("nccl ")), engine.json()
-        if comm.rank == 0:
-            engine.set_param(weight, numpy.arange(1000) / 100)
+        for weight in weights if comm.rank == 0 else ():
+            engine.set_param(weight, numpy.arange(4096).reshape(64, 64) / 100)
         engine.broadcast_params()
         for step in range(3):
-            with engine.unit(0, shard.Pass.BACKWARD):
-                write(engine.grad_view(weight), step + comm.rank)
-                engine.mark_unit_grads_ready(0)
+            for unit in range(len(weights), -1, -1):
+                with engine.unit(unit, shard.Pass.BACKWARD):
+                    if unit > 0:
+                        # Written by the program itself, not in stream order.
+                        engine.synchronize()
+                        write(engine.grad_view(weights[unit - 1]),
+                              step + comm.rank + unit)
+                    engine.mark_unit_grads_ready(unit)
             engine.step(max_grad_norm=0.5)
         with engine.state_dict(copy=True) as state:
             return {key: state[key].data.tobytes() for key in state}

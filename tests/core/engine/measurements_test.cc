@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Events of work that a device does, which marks its moments: these are set by
+// the test. comm_queue_test has work of the host's threads.
+
+#include "core/engine/transfer/measurements.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/comm/communicator.h"
+#include "core/device/device.h"
+#include "core/device/forwarding_stream.h"
+#include "tests/core/base/expect_status.h"
+
+namespace shard::measurements_test {
+namespace {
+
+class SetMoment final : public Moment {
+ public:
+  std::optional<int64_t> time() const override { return when; }
+  bool is_dropped() const override { return dropped; }
+
+  std::optional<int64_t> when;
+  bool dropped = false;
+};
+
+// A stream whose moments are set by the test.
+class MarkedStream final : public ForwardingStream {
+ public:
+  explicit MarkedStream(std::shared_ptr<Stream> stream)
+      : ForwardingStream(std::move(stream)) {}
+  std::shared_ptr<const Moment> Mark(const Moment*) override {
+    return moments.emplace_back(std::make_shared<SetMoment>());
+  }
+  void Come(size_t moment, int64_t when) { moments[moment]->when = when; }
+
+  std::vector<std::shared_ptr<SetMoment>> moments;
+};
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+class MeasurementsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    comm_ = *OpenCommunicator("local:", CommOptions());
+    const auto device = *OpenDevice("cpu");
+    stream_.emplace(*device->CreateStream(StreamKind::kCompute));
+    measurements_ = std::make_shared<Measurements>(comm_->observer());
+  }
+
+  // Measures work that cannot be enqueued, or can.
+  void Measure(EventId event, bool is_transfer = true,
+               const Status& status = Status()) {
+    const Status measured =
+        Measurements::Measure(measurements_, {event, {.bytes = 8}, is_transfer},
+                              &*stream_, [&](Stream*) { return status; });
+    EXPECT_EQ(measured.code(), status.code());
+  }
+  EventCounter Counted(EventId event) const {
+    return comm_->observer()->counters().Get(event);
+  }
+
+  std::shared_ptr<Communicator> comm_;
+  std::optional<MarkedStream> stream_;
+  std::shared_ptr<Measurements> measurements_;
+};
+
+TEST_F(MeasurementsTest, AreRecordedOnceTheDeviceHasCome) {
+  Measure(EventId::kGather);
+  measurements_->Record();
+  EXPECT_EQ(Counted(EventId::kGather).calls, 0u);
+  stream_->Come(0, 5 * kSecond);
+  measurements_->Record();
+  EXPECT_EQ(Counted(EventId::kGather).calls, 0u);
+  stream_->Come(1, 7 * kSecond);
+  measurements_->Record();
+  measurements_->Record();
+  EXPECT_EQ(Counted(EventId::kGather).calls, 1u);
+  EXPECT_EQ(Counted(EventId::kGather).bytes, 8u);
+  EXPECT_EQ(Counted(EventId::kGather).errors, 0u);
+  EXPECT_EQ(measurements_->TakeSeconds(), 2);
+  EXPECT_EQ(measurements_->TakeSeconds(), 0);
+}
+
+TEST_F(MeasurementsTest, ComeInTheOrderOfTheWork) {
+  Measure(EventId::kGather);
+  Measure(EventId::kEagerUpdate, false);
+  stream_->Come(2, kSecond);
+  stream_->Come(3, 2 * kSecond);
+  measurements_->Record();
+  EXPECT_EQ(Counted(EventId::kEagerUpdate).calls, 0u);
+  stream_->Come(0, kSecond);
+  stream_->Come(1, kSecond);
+  measurements_->Record();
+  EXPECT_EQ(Counted(EventId::kGather).calls, 1u);
+  EXPECT_EQ(Counted(EventId::kEagerUpdate).calls, 1u);
+  // Only transfers count.
+  EXPECT_EQ(measurements_->TakeSeconds(), 0);
+}
+
+// A clock that is not exact makes no time negative.
+TEST_F(MeasurementsTest, TakeNoNegativeTime) {
+  Measure(EventId::kGather);
+  stream_->Come(0, 3 * kSecond);
+  stream_->Come(1, 2 * kSecond);
+  measurements_->Record();
+  EXPECT_EQ(Counted(EventId::kGather).calls, 1u);
+  EXPECT_EQ(measurements_->TakeSeconds(), 0);
+}
+
+TEST_F(MeasurementsTest, WorkThatAStreamDropsIsAnErrorIfItHasBegun) {
+  Measure(EventId::kGather);
+  Measure(EventId::kReduce);
+  Measure(EventId::kPublish, true, Internal("not enqueued"));
+  stream_->Come(0, kSecond);
+  for (const size_t moment : {1, 2, 3})
+    stream_->moments[moment]->dropped = true;
+  stream_->Come(4, kSecond);
+  measurements_->Record();
+  EXPECT_EQ(Counted(EventId::kGather).errors, 1u);
+  EXPECT_EQ(Counted(EventId::kReduce).calls, 0u);
+  EXPECT_EQ(Counted(EventId::kPublish).errors, 1u);
+  EXPECT_EQ(measurements_->TakeSeconds(), 0);
+}
+
+// The device has come to the end without the work: the stream was failed.
+TEST_F(MeasurementsTest, AnEndThatIsDroppedIsAnError) {
+  Measure(EventId::kGather);
+  stream_->Come(0, kSecond);
+  stream_->Come(1, 2 * kSecond);
+  stream_->moments[1]->dropped = true;
+  measurements_->Record();
+  EXPECT_EQ(Counted(EventId::kGather).errors, 1u);
+  EXPECT_EQ(measurements_->TakeSeconds(), 0);
+}
+
+TEST_F(MeasurementsTest, WhatHasBegunIsCancelledAtTheEnd) {
+  Measure(EventId::kGather);
+  Measure(EventId::kReduce);
+  stream_->Come(0, kSecond);
+  measurements_.reset();
+  EXPECT_EQ(Counted(EventId::kGather).errors, 1u);
+  EXPECT_EQ(Counted(EventId::kReduce).calls, 0u);
+}
+
+}  // namespace
+}  // namespace shard::measurements_test
