@@ -283,7 +283,14 @@ inline bool Names(const Status& status, const Case& drawn) {
              status.message().find(StrCat("rank ", drawn.rank, " ")) !=
                  std::string::npos;
     default:
-      return true;
+      // All hosts have entered the collective: nobody knows which GPU is late,
+      // and the first rank that gives up may be named as that. A rank whose own
+      // call of NCCL does not return tells it.
+      return status.rank() == -1 ||
+             (drawn.kind == Kind::kNeverDone && status.rank() == drawn.rank) ||
+             status.message().find(
+                 StrCat("rank ", status.rank(), " aborted the group")) !=
+                 std::string::npos;
   }
 }
 
