@@ -61,6 +61,7 @@ namespace shard {
   EVENT(kReduceScatter, "reduce_scatter", "collective", kOff)             \
   EVENT(kAllGatherBlocks, "all_gather_blocks", "collective", kOff)        \
   EVENT(kBroadcast, "broadcast", "collective", kOff)                      \
+  EVENT(kShip, "ship", "collective", kOff)                                \
   EVENT(kAllocate, "allocate", "collective", kOff)                        \
   EVENT(kDuplicate, "duplicate", "collective", kOff)                      \
   EVENT(kShutdown, "shutdown", "collective", kOff)                        \

@@ -87,7 +87,7 @@ DirectCommunicator::DirectCommunicator(std::shared_ptr<Group> group,
       hosts_(hosts),
       out_of_memory_(AbortedWith(OutOfMemoryStatus(), group_->rank())),
       exchange_(
-          group_.get(), link, hosts_,
+          group_.get(), link, hosts_, options_.observer.get(),
           [this](std::string_view what, size_t bytes,
                  const Deadline& deadline) {
             return MakeRegions(what, bytes, SymmetricKind::kPerRank, nullptr,

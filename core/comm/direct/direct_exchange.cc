@@ -43,12 +43,13 @@ Place PlaceIn(const RankSet& set, int block_groups, const Group& group) {
 }  // namespace
 
 DirectExchange::DirectExchange(Group* group, const Link& link,
-                               const Hosts& hosts, Allocator allocate,
-                               Entrance enter)
+                               const Hosts& hosts, Observer* observer,
+                               Allocator allocate, Entrance enter)
     : group_(group),
       link_(link),
       hosts_(hosts),
       host_(hosts_.HostOf(group->rank())),
+      observer_(observer),
       slots_(group->ring().count),
       lead_(slots_ / 2),
       slot_bytes_(kStagingBytes / slots_),
@@ -158,6 +159,8 @@ Status DirectExchange::Run(const Call& call, size_t tiles, bool staged,
               : group_->PostNext(call, &shipments_, shipments_.bytes(),
                                  deadline));
       if (posted == 0) first_round = group_->round();
+      const uint64_t shipped = shipments_.BytesFrom(host_);
+      if (shipped > 0) observer_->Count(EventId::kShip, shipped);
     }
     round_ = first_round + t;
     SHARD_RETURN_IF_ERROR(group_->Await(call, round_, deadline));

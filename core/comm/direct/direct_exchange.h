@@ -49,6 +49,7 @@
 #include "core/comm/direct/link.h"
 #include "core/comm/direct/shipments.h"
 #include "core/comm/exchange.h"
+#include "core/observe/observer.h"
 
 namespace shard::direct {
 
@@ -66,9 +67,10 @@ class DirectExchange final : public Exchange {
   // more.
   using Entrance = std::function<Status(std::string_view what)>;
 
-  // `group` must outlive this.
+  // `observer` counts what goes to other hosts (EventId::kShip). Both pointers
+  // must outlive this.
   DirectExchange(Group* group, const Link& link, const Hosts& hosts,
-                 Allocator allocate, Entrance enter);
+                 Observer* observer, Allocator allocate, Entrance enter);
 
   // In a set of n ranks.
 
@@ -135,6 +137,7 @@ class DirectExchange final : public Exchange {
   const Link link_;
   const Hosts hosts_;
   const int host_;  // Of this rank.
+  Observer* const observer_;
   const size_t slots_;
   const size_t
       lead_;  // The rounds of tiles that are entered before one is read.

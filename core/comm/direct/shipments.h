@@ -47,6 +47,19 @@ struct Shipments {
     return offsetof(Shipments, list) + count * sizeof(Shipment);
   }
 
+  // Returns the bytes that leave a host by these shipments of one of its ranks:
+  // as many times as there are hosts that they go to.
+  uint64_t BytesFrom(int host) const {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const Shipment& each = list[i];
+      const bool is_among = each.first_host <= host && host < each.end_host;
+      const int hosts = each.end_host - each.first_host - (is_among ? 1 : 0);
+      bytes += each.bytes * static_cast<uint64_t>(hosts);
+    }
+    return bytes;
+  }
+
   void Clear() { holds = count = 0; }
   // Returns false when the list is full.
   [[nodiscard]] bool Add(const Shipment& shipment) {

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,6 +19,8 @@
 #include "core/base/strings.h"
 #include "core/comm/direct/host_chain.h"
 #include "core/flat/plan.h"
+#include "core/observe/event.h"
+#include "core/observe/observer.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/comm/mirrored_hosts.h"
 #include "tests/core/engine/create_engine.h"
@@ -138,12 +141,18 @@ std::vector<size_t> Count(const Case& test,
   const UnitTraining training = TrainingOf(test);
   MirroredHosts hosts(test.begins, test.sums);
   std::vector<size_t> sent(static_cast<size_t>(test.hosts()));
+  // By rank, by its own counter.
+  std::vector<size_t> shipped(static_cast<size_t>(test.ranks()));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < test.ranks(); ++rank) {
     threads.emplace_back([&, rank] {
       const std::shared_ptr<Communicator> comm =
           hosts.Open({.rank = rank, .world_size = test.ranks()});
       const auto soon = [] { return Deadline::After(30); };
+      const auto counter = [&] {
+        return comm->observer()->counters().Get(EventId::kShip).bytes;
+      };
+      size_t& mine = shipped[static_cast<size_t>(rank)];
       {
         const auto engine = CreateEngine(plan, comm);
         ASSERT_OK(engine);
@@ -152,6 +161,7 @@ std::vector<size_t> Count(const Case& test,
         for (int step = 1; step <= 2; ++step) {
           // All that was sent before a barrier is counted after it.
           ASSERT_OK(comm->Barrier("before the step", soon()));
+          mine = counter();
           if (rank == 0) {
             for (int h = 0; h < test.hosts(); ++h) {
               sent[static_cast<size_t>(h)] = hosts.data_sent(h);
@@ -167,6 +177,7 @@ std::vector<size_t> Count(const Case& test,
           ASSERT_OK((*engine)->ZeroGrad());
         }
         ASSERT_OK(comm->Barrier("after the steps", soon()));
+        mine = counter() - mine;
         if (rank == 0) {
           for (int h = 0; h < test.hosts(); ++h) {
             size_t& before = sent[static_cast<size_t>(h)];
@@ -179,6 +190,13 @@ std::vector<size_t> Count(const Case& test,
     });
   }
   for (std::thread& thread : threads) thread.join();
+  for (int host = 0; host < test.hosts(); ++host) {
+    const auto h = static_cast<size_t>(host);
+    EXPECT_EQ(std::accumulate(shipped.begin() + test.begins[h],
+                              shipped.begin() + test.begins[h + 1], size_t{0}),
+              sent[h])
+        << "by the counters of host " << host;
+  }
   return sent;
 }
 
