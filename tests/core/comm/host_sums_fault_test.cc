@@ -163,12 +163,28 @@ TEST(HostSumsFaultTest, FormsThatDifferAreAnErrorOnAllRanks) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(HostSumsFaultTest, AnUnknownFormIsAnError) {
-  const auto comm = OpenCommunicator(
-      "tcp://127.0.0.1:29500?sums=ring&rank=0&world_size=1", CommOptions());
-  EXPECT_EQ(comm.status().code(), StatusCode::kInvalidArgument);
+void ExpectUnknown(const std::string& url) {
+  const auto comm = OpenCommunicator(url, CommOptions());
+  EXPECT_EQ(comm.status().code(), StatusCode::kInvalidArgument)
+      << comm.status().ToString();
   EXPECT_TRUE(Contains(comm.status().message(),
                        "sums='ring' is not known; known: direct, chain"));
+}
+
+TEST(HostSumsFaultTest, AnUnknownFormIsAnError) {
+  ExpectUnknown("tcp://127.0.0.1:29500?sums=ring&rank=0&world_size=1");
+}
+
+// "env:" passes it on to the URL that the environment has.
+TEST(HostSumsFaultTest, SoItIsOfALauncher) {
+  ::setenv("SHARD_RENDEZVOUS", "tcp://127.0.0.1:29500?job=x", 1);
+  ::setenv("SHARD_WORLD_SIZE", "1", 1);
+  ::setenv("SHARD_RANK", "0", 1);
+  ExpectUnknown("env:?sums=ring");
+  for (const char* name :
+       {"SHARD_RENDEZVOUS", "SHARD_WORLD_SIZE", "SHARD_RANK"}) {
+    ::unsetenv(name);
+  }
 }
 
 }  // namespace
