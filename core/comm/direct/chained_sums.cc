@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/comm/direct/chain_layout.h"
 #include "core/comm/direct/direct_exchange.h"
 #include "core/comm/direct/host_chain.h"
 #include "kernels/cpu/block_sum.h"
@@ -37,39 +38,180 @@
 
 namespace shard::direct {
 
-namespace {
-
-// Parts of a slot begin at cache lines.
-constexpr size_t kChainLineElements = 32;
 static_assert(kStagingBytes / kExchangeCells.count /
                   (2 * kMaxRanks * sizeof(float)) >=
               kChainLineElements);
 
-// Places in the slots of a chain, by the indices of ranks and blocks in the
-// set. Elements of a tile: `tile`, fewer in the last one.
-struct ChainSlots {
-  const HostChain& chain;
-  size_t tile;
-  size_t gradient_bytes;  // Of an element.
-  size_t sums_at;         // Where the sums begin.
+// A reduce-scatter of this rank along a chain. Each round puts the gradients
+// and the sums that are due into this rank's slot, and takes this rank's block
+// of a tile whose sums are complete.
+class DirectExchange::ChainedSum {
+ public:
+  // All arguments must outlive this. REQUIRES: as ReduceOnChain.
+  ChainedSum(DirectExchange* exchange, const RankSet& set,
+             const SumShape& shape, const ReduceScatterArgs& args)
+      : exchange_(*exchange),
+        set_(set),
+        args_(args),
+        chain_(exchange->hosts_, set),
+        me_(set.IndexOf(exchange->group_->rank())),
+        place_(chain_.PlaceOf(me_)),
+        share_(chain_.ShareOf(me_)),
+        sizes_(shape, args.dtype),
+        tiles_{args.count, sizes_.TileIn(exchange->slot_bytes_),
+               exchange->lead_},
+        places_{chain_, tiles_.size, sizes_.gradient_bytes,
+                sizes_.all_gradients * tiles_.size},
+        rounds_(tiles_.number() +
+                tiles_.lead * static_cast<size_t>(shape.hosts)) {}
 
-  // Returns the place of the gradients that the rank `owner` has of a block.
-  // REQUIRES: another rank of its host sums the block.
-  size_t GradientsOf(int owner, int block) const {
-    const HostChain::Share share = chain.ShareOf(owner);
-    const int place = block < share.begin ? block : block - share.size();
-    return static_cast<size_t>(place) * tile * gradient_bytes;
+  ChainedSum(const ChainedSum&) = delete;
+  ChainedSum& operator=(const ChainedSum&) = delete;
+
+  // Returns the number of rounds, the same on all ranks.
+  size_t rounds() const { return rounds_; }
+
+  // Puts what is due in a round into this rank's slot. Returns false when this
+  // rank cannot ship its sums.
+  bool Put(size_t round) {
+    const size_t given = tiles_.DueIn(round, place_);
+    if (given < tiles_.number() && args_.send != nullptr) PutGradients(given);
+    const size_t summed = tiles_.DueIn(round, place_ + 1);
+    if (summed == tiles_.number() || !PutSums(summed)) return true;
+    return ShipSums(summed);
   }
-  // Returns the place of a block's sum in the slot of the rank that makes it,
-  // in a tile of `elements`. Sums have no gaps, so that one shipment takes
-  // neighbors.
-  size_t SumOf(int summer, int block, size_t elements) const {
-    const auto place = static_cast<size_t>(block - chain.ShareOf(summer).begin);
-    return sums_at + place * elements * sizeof(float);
+
+  // Takes this rank's block of the tile whose sums have come with a round.
+  void Take(size_t round) const {
+    const size_t t = tiles_.DueIn(round, chain_.count());
+    if (t == tiles_.number()) return;
+    const size_t elements = tiles_.ElementsOf(t);
+    const int summer = chain_.SummerOf(chain_.count() - 1, me_);
+    const bool any = Holds(summer, Shipments::kSums);
+    const void* const sum =
+        any ? SumIn(exchange_.slot_, summer, me_, t) : nullptr;
+    auto* const to = static_cast<std::byte*>(args_.recv) +
+                     t * tiles_.size * DTypeSize(args_.recv_dtype);
+    SumSources(&sum, any ? 1 : 0, /*zeros=*/!any, DType::kF32, elements, to,
+               args_.recv_dtype, args_.add);
   }
+
+ private:
+  // Puts this rank's gradients of the blocks that other ranks of the host sum.
+  void PutGradients(size_t t) {
+    exchange_.shipments_.holds |= Shipments::kGradients;
+    std::byte* const slot = exchange_.Slot(set_.rank(me_));
+    for (int b = 0; b < set_.count; ++b) {
+      if (share_.Contains(b)) continue;
+      std::memcpy(slot + places_.GradientsOf(me_, b), OwnGradients(b, t),
+                  tiles_.ElementsOf(t) * sizes_.gradient_bytes);
+    }
+  }
+
+  // Makes this rank's sums of a tile. Returns whether there was anything to
+  // sum.
+  bool PutSums(size_t t) {
+    for (int b = share_.begin; b < share_.end; ++b) {
+      const float* const sum = SumBefore(b, t);
+      CollectGradients(b, t);
+      if (sum == nullptr && sources_.empty()) return false;
+      const auto ranks = static_cast<size_t>(chain_.at(place_).ranks());
+      const bool zeros =
+          (place_ > 0 && sum == nullptr) || sources_.size() < ranks;
+      ContinueSum(sum, sources_.data(), sources_.size(), zeros, args_.dtype,
+                  tiles_.ElementsOf(t), SumIn(exchange_.slot_, me_, b, t));
+    }
+    exchange_.shipments_.holds |= Shipments::kSums;
+    return true;
+  }
+
+  // Returns the sum of a block over the hosts before this one; null where there
+  // are none, or none of their ranks has anything to add.
+  const float* SumBefore(int block, size_t t) const {
+    if (place_ == 0) return nullptr;
+    const int summer = chain_.SummerOf(place_ - 1, block);
+    if (!Holds(summer, Shipments::kSums)) return nullptr;
+    return SumIn(SlotToSum(), summer, block, t);
+  }
+
+  // Sets sources_ to the gradients of a block that the ranks of this host have,
+  // in rank order.
+  void CollectGradients(int block, size_t t) {
+    const HostChain::Stop& mine = chain_.at(place_);
+    sources_.clear();
+    for (int i = mine.begin; i < mine.end; ++i) {
+      if (i == me_) {
+        if (args_.send != nullptr) sources_.push_back(OwnGradients(block, t));
+      } else if (Holds(i, Shipments::kGradients)) {
+        sources_.push_back(exchange_.Slot(set_.rank(i), SlotToSum()) +
+                           places_.GradientsOf(i, block));
+      }
+    }
+  }
+
+  // Ships this rank's sums of a tile: to the next host, or from the last one to
+  // the hosts of the blocks' owners. Returns false when the shipments have no
+  // room.
+  bool ShipSums(size_t t) {
+    if (place_ + 1 < chain_.count()) {
+      return ShipTo(chain_.at(place_ + 1).host, share_, t);
+    }
+    for (int p = 0; p < place_; ++p) {
+      const HostChain::Stop& owners = chain_.at(p);
+      if (!ShipTo(owners.host, {owners.begin, owners.end}, t)) return false;
+    }
+    return true;
+  }
+
+  // Ships this rank's sums of the blocks in `wanted` to a host, likewise.
+  bool ShipTo(int host, const HostChain::Share& wanted, size_t t) {
+    const int begin = std::max(wanted.begin, share_.begin);
+    const int end = std::min(wanted.end, share_.end);
+    if (begin >= end) return true;
+    const auto* const first =
+        reinterpret_cast<std::byte*>(SumIn(exchange_.slot_, me_, begin, t));
+    const size_t bytes =
+        static_cast<size_t>(end - begin) * tiles_.ElementsOf(t) * sizeof(float);
+    return exchange_.shipments_.Add(
+        {exchange_.OffsetOf(first), bytes, host, host + 1});
+  }
+
+  // Returns this rank's own gradients of a block.
+  const std::byte* OwnGradients(int block, size_t t) const {
+    const auto number = static_cast<size_t>(args_.BlockOf(block, set_.count));
+    return static_cast<const std::byte*>(args_.send) +
+           (number * tiles_.count + t * tiles_.size) * sizes_.gradient_bytes;
+  }
+  // Returns the sum of a block in a slot of the rank that makes it.
+  float* SumIn(size_t slot, int summer, int block, size_t t) const {
+    return reinterpret_cast<float*>(
+        exchange_.Slot(set_.rank(summer), slot) +
+        places_.SumOf(summer, block, tiles_.ElementsOf(t)));
+  }
+  // Returns the slot of the round that is read, whose gradients and sums this
+  // rank's sums of the slot that is put are made of.
+  size_t SlotToSum() const {
+    const size_t count = exchange_.slots_;
+    return (exchange_.slot_ + count - tiles_.lead) % count;
+  }
+  // Returns whether the slot of a rank holds a part in the round that is read.
+  bool Holds(int index, Shipments::Part part) const {
+    return exchange_.Holds(set_.rank(index), part);
+  }
+
+  DirectExchange& exchange_;
+  const RankSet& set_;
+  const ReduceScatterArgs& args_;
+  const HostChain chain_;
+  const int me_;     // The index of this rank.
+  const int place_;  // That of its host.
+  const HostChain::Share share_;
+  const ChainSizes sizes_;
+  const ChainTiles tiles_;
+  const ChainSlots places_;
+  const size_t rounds_;
+  std::vector<const void*> sources_;  // Of the block that is summed.
 };
-
-}  // namespace
 
 const SumShape& DirectExchange::ShapeOf(const RankSet& set) {
   const std::pair<int, int> key(set.stride, set.count);
@@ -85,126 +227,12 @@ Status DirectExchange::ReduceOnChain(const Call& call, const SumShape& shape,
                                      const ReduceScatterArgs& args,
                                      const Deadline& deadline) {
   const RankSet& set = call.tensor.set;
-  const HostChain chain(hosts_, set);
-  const int me = set.IndexOf(group_->rank());
-  const int place = chain.PlaceOf(me);
-  const HostChain::Stop& mine = chain.at(place);
-  const HostChain::Share share = chain.ShareOf(me);
-  const bool is_last = place + 1 == chain.count();
-  const size_t count = args.count;
-  const size_t size = DTypeSize(args.dtype);
-  const auto* from = static_cast<const std::byte*>(args.send);
-  auto* to = static_cast<std::byte*>(args.recv);
-  // The same on all ranks, whatever the hosts of their sets.
-  const size_t left = static_cast<size_t>(shape.left_blocks) * size;
-  const size_t summed =
-      static_cast<size_t>(shape.summed_blocks) * sizeof(float);
-  const size_t tile =
-      slot_bytes_ / (left + summed) / kChainLineElements * kChainLineElements;
-  const size_t tiles = (count + tile - 1) / tile;
-  const ChainSlots slots{chain, tile, size, left * tile};
-
-  // Returns the tile of a round at a place of the chain; `tiles` where there is
-  // none.
-  const auto tile_of = [&](size_t round, int at) {
-    const size_t late = lead_ * static_cast<size_t>(at);
-    return round < late ? tiles : std::min(round - late, tiles);
-  };
-  const auto elements = [&](size_t t) {
-    return std::min(count - t * tile, tile);
-  };
-  const auto block = [&](int index, size_t t) {
-    const auto number = static_cast<size_t>(args.BlockOf(index, set.count));
-    return from + (number * count + t * tile) * size;
-  };
-  const auto sum_in = [&](size_t slot, int summer, int index, size_t t) {
-    return reinterpret_cast<float*>(Slot(set.rank(summer), slot) +
-                                    slots.SumOf(summer, index, elements(t)));
-  };
-
-  const auto put_gradients = [&](size_t t) {
-    shipments_.holds |= Shipments::kGradients;
-    for (int b = 0; b < set.count; ++b) {
-      if (share.Contains(b)) continue;
-      std::memcpy(Slot(group_->rank()) + slots.GradientsOf(me, b), block(b, t),
-                  elements(t) * size);
-    }
-  };
-  std::vector<const void*> sources;
-  // Makes this rank's sums of a tile, of the slots in which round_ was entered.
-  // Returns whether there was anything to sum.
-  const auto put_sums = [&](size_t t) {
-    const size_t read = (slot_ + slots_ - lead_) % slots_;
-    for (int b = share.begin; b < share.end; ++b) {
-      const float* sum = nullptr;
-      bool zeros = false;
-      if (place > 0) {
-        const int summer = chain.SummerOf(place - 1, b);
-        if (Holds(set.rank(summer), Shipments::kSums)) {
-          sum = sum_in(read, summer, b, t);
-        } else {
-          zeros = true;
-        }
-      }
-      sources.clear();
-      for (int i = mine.begin; i < mine.end; ++i) {
-        if (i == me) {
-          if (from != nullptr) sources.push_back(block(b, t));
-        } else if (Holds(set.rank(i), Shipments::kGradients)) {
-          sources.push_back(Slot(set.rank(i), read) + slots.GradientsOf(i, b));
-        }
-      }
-      const auto ranks = static_cast<size_t>(mine.ranks());
-      if (sources.size() < ranks) zeros = true;
-      if (sum == nullptr && sources.empty()) return false;
-      ContinueSum(sum, sources.data(), sources.size(), zeros, args.dtype,
-                  elements(t), sum_in(slot_, me, b, t));
-    }
-    shipments_.holds |= Shipments::kSums;
-    return true;
-  };
-  // Ships this rank's sums of the blocks that are in `wanted`, too.
-  const auto ship = [&](const HostChain::Share& wanted, int host, size_t t) {
-    const int begin = std::max(wanted.begin, share.begin);
-    const int end = std::min(wanted.end, share.end);
-    if (begin >= end) return true;
-    const auto* const first =
-        reinterpret_cast<std::byte*>(sum_in(slot_, me, begin, t));
-    const size_t bytes =
-        static_cast<size_t>(end - begin) * elements(t) * sizeof(float);
-    return shipments_.Add({OffsetOf(first), bytes, host, host + 1});
-  };
-
+  ChainedSum sum(this, set, shape, args);
   return Run(
-      call, tiles + lead_ * static_cast<size_t>(shape.hosts), /*staged=*/true,
-      static_cast<size_t>(set.count - 1) * count * size,
-      [&](size_t round) {
-        const size_t given = tile_of(round, place);
-        if (given < tiles && from != nullptr) put_gradients(given);
-        const size_t summed_tile = tile_of(round, place + 1);
-        if (summed_tile == tiles || !put_sums(summed_tile)) return true;
-        if (!is_last) {
-          return ship(share, chain.at(place + 1).host, summed_tile);
-        }
-        for (int p = 0; p < place; ++p) {
-          const HostChain::Stop& owners = chain.at(p);
-          if (!ship({owners.begin, owners.end}, owners.host, summed_tile)) {
-            return false;
-          }
-        }
-        return true;
-      },
-      [&](size_t round) {
-        const size_t t = tile_of(round, chain.count());
-        if (t == tiles) return;
-        const int summer = chain.SummerOf(chain.count() - 1, me);
-        const bool any = Holds(set.rank(summer), Shipments::kSums);
-        const void* const sum = any ? sum_in(slot_, summer, me, t) : nullptr;
-        SumSources(&sum, any ? 1 : 0, /*zeros=*/!any, DType::kF32, elements(t),
-                   to + t * tile * DTypeSize(args.recv_dtype), args.recv_dtype,
-                   args.add);
-      },
-      deadline);
+      call, sum.rounds(), /*staged=*/true,
+      static_cast<size_t>(set.count - 1) * args.count * DTypeSize(args.dtype),
+      [&](size_t round) { return sum.Put(round); },
+      [&](size_t round) { sum.Take(round); }, deadline);
 }
 
 }  // namespace shard::direct

@@ -112,6 +112,7 @@ class DirectExchange final : public Exchange {
   // several hosts.
   Status ReduceOnChain(const Call& call, const SumShape& shape,
                        const ReduceScatterArgs& args, const Deadline& deadline);
+  class ChainedSum;  // One such reduce-scatter.
   // Returns the SumShape of sets of that stride and count.
   const SumShape& ShapeOf(const RankSet& set);
 
