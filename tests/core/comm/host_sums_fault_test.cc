@@ -4,7 +4,6 @@
 // others return in time and name it, wherever on the chain it is.
 
 #include <signal.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -19,6 +18,7 @@
 #include "tests/core/base/comes_true.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/comm/backends.h"
+#include "tests/ranks/shared.h"
 
 namespace shard::testing::host_sums_fault_test {
 namespace {
@@ -42,20 +42,6 @@ struct Board {
   std::atomic<int> returned{0};
 };
 
-class SharedBoard {
- public:
-  SharedBoard()
-      : board_(new (::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE,
-                           MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Board) {}
-  SharedBoard(const SharedBoard&) = delete;
-  SharedBoard& operator=(const SharedBoard&) = delete;
-  ~SharedBoard() { ::munmap(board_, sizeof(Board)); }
-  Board* operator->() const { return board_; }
-
- private:
-  Board* const board_;
-};
-
 // Reduces until there is an error. `before`: called before each.
 template <typename Before>
 Status Reduce(Communicator* comm, const Before& before) {
@@ -77,7 +63,7 @@ Status Reduce(Communicator* comm, const Before& before) {
 // number. `before`: called by the victim before each reduction.
 template <typename Before>
 void RunWithFault(int victim, StatusCode code, double seconds,
-                  const SharedBoard& board, const Before& before) {
+                  const Shared<Board>& board, const Before& before) {
   const TcpHosts hosts(kBegins, "sums=chain");
   const auto results = RunRanks(kRanks, [&](const Rank& rank) {
     const int me = rank.rank();
@@ -109,7 +95,7 @@ TEST(HostSumsFaultTest, AKilledRankIsNamed) {
        ++attempt) {
     const int victim = attempt % kRanks;
     SCOPED_TRACE(StrCat("rank ", victim, ", attempt ", attempt));
-    const SharedBoard board;
+    const Shared<Board> board;
     std::thread killer;
     RunWithFault(victim, StatusCode::kRankLost, 1, board, [&](int loop) {
       if (loop != 2) return true;
@@ -127,7 +113,7 @@ TEST(HostSumsFaultTest, AKilledRankIsNamed) {
 TEST(HostSumsFaultTest, ARankThatDoesNotComeIsNamed) {
   for (const int victim : {0, 2, 4}) {
     SCOPED_TRACE(StrCat("rank ", victim));
-    const SharedBoard board;
+    const Shared<Board> board;
     RunWithFault(
         victim, StatusCode::kDeadlineExceeded, kDeadlineSeconds + 1, board,
         [&](int loop) {

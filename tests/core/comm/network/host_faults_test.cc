@@ -7,7 +7,6 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,6 +28,7 @@
 #include "tests/core/comm/network/namespace_hosts.h"
 #include "tests/namespaces/namespaces.h"
 #include "tests/ranks/ranks.h"
+#include "tests/ranks/shared.h"
 
 namespace shard::testing::host_faults_test {
 namespace {
@@ -91,26 +91,12 @@ struct Board {
   std::atomic<pid_t> pids[kMostRanks];
   std::atomic<int> loops[kMostRanks];
   std::atomic<bool> ended[kMostRanks];
-  std::atomic<double> fault_at;
-  std::atomic<int> exits;  // The rank that ends itself, or -1.
-};
+  std::atomic<double> fault_at = 0;
+  std::atomic<int> exits = -1;  // The rank that ends itself, or -1.
 
-class SharedBoard {
- public:
-  SharedBoard()
-      : board_(static_cast<Board*>(::mmap(nullptr, sizeof(Board),
-                                          PROT_READ | PROT_WRITE,
-                                          MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
-    board_->exits = -1;
-    for (auto& loops : board_->loops) loops = -1;
+  Board() {
+    for (auto& each : loops) each = -1;
   }
-  SharedBoard(const SharedBoard&) = delete;
-  SharedBoard& operator=(const SharedBoard&) = delete;
-  ~SharedBoard() { ::munmap(board_, sizeof(Board)); }
-  Board* operator->() const { return board_; }
-
- private:
-  Board* const board_;
 };
 
 // Calls collectives of every kind until one fails.
@@ -207,14 +193,14 @@ void HostFaultsTest::RunWith(int world_size, const Fault& fault) {
   const std::vector<int> begins = BeginsFor(world_size);
   const int hosts = static_cast<int>(begins.size()) - 1;
   MakeHosts(hosts);
-  const SharedBoard board;
+  const Shared<Board> board;
   const std::string url = StrCat("tcp://", Namespaces::Address(0),
                                  ":7077?trust=network&meet=", kMeetSeconds,
                                  "&sums=", fault.on_chain ? "chain" : "direct");
   const auto results = RunRanks(world_size + 1, [&](const Rank& rank) {
     const int me = rank.rank();
     if (me == world_size) {
-      Inject(fault, board.operator->(), world_size);
+      Inject(fault, &*board, world_size);
       return;
     }
     ASSERT_OK(hosts_->Enter(HostOf(begins, me)));
@@ -223,7 +209,7 @@ void HostFaultsTest::RunWith(int world_size, const Fault& fault) {
         .rank = me, .world_size = world_size, .timeout = kDeadlineSeconds};
     auto comm = OpenCommunicator(url, options);
     const Status status =
-        comm.ok() ? Work(comm->get(), board.operator->()) : comm.status();
+        comm.ok() ? Work(comm->get(), &*board) : comm.status();
     const double seconds = Now() - board->fault_at;
     board->ended[me] = true;
     rank.Report(StrCat(seconds, " s: ", status.ToString()));

@@ -44,6 +44,7 @@
 #include "tests/core/comm/network/namespace_hosts.h"
 #include "tests/namespaces/namespaces.h"
 #include "tests/ranks/ranks.h"
+#include "tests/ranks/shared.h"
 
 namespace shard::testing::host_strangers_test {
 namespace {

@@ -25,6 +25,7 @@
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/comm/network/local_helper.h"
+#include "tests/ranks/shared.h"
 
 namespace shard::testing::invisible_test {
 namespace {

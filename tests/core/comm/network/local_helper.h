@@ -10,7 +10,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -137,22 +136,6 @@ inline pid_t HelperOf(const std::string& key) {
   const auto greeting = network::Parse<network::Greeting>(packet->bytes);
   return greeting ? greeting->process : 0;
 }
-
-// Memory that processes share which are forked later.
-template <typename T>
-class Shared {
- public:
-  Shared()
-      : value_(new (::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE,
-                           MAP_SHARED | MAP_ANONYMOUS, -1, 0)) T()) {}
-  Shared(const Shared&) = delete;
-  ~Shared() { ::munmap(value_, sizeof(T)); }
-  T* operator->() const { return value_; }
-  T& operator*() const { return *value_; }
-
- private:
-  T* const value_;
-};
 
 }  // namespace shard::testing
 

@@ -14,6 +14,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/comm/network/local_helper.h"
 #include "tests/core/comm/tcp_hosts.h"
+#include "tests/ranks/shared.h"
 
 namespace shard::testing::lost_helper_test {
 namespace {

@@ -15,6 +15,7 @@
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/comm/network/local_helper.h"
+#include "tests/ranks/shared.h"
 
 namespace shard::testing::meet_helper_test {
 namespace {
