@@ -61,10 +61,11 @@ namespace shard {
   EVENT(kReduceScatter, "reduce_scatter", "collective", kOff)             \
   EVENT(kAllGatherBlocks, "all_gather_blocks", "collective", kOff)        \
   EVENT(kBroadcast, "broadcast", "collective", kOff)                      \
-  EVENT(kShip, "ship", "collective", kOff)                                \
   EVENT(kAllocate, "allocate", "collective", kOff)                        \
   EVENT(kDuplicate, "duplicate", "collective", kOff)                      \
   EVENT(kShutdown, "shutdown", "collective", kOff)                        \
+  /* The rounds of these that send tensors to other hosts: */             \
+  EVENT(kShip, "ship", "collective", kOff)                                \
   /* The files of a checkpoint: */                                        \
   EVENT(kSnapshot, "snapshot", "io", kOff)                                \
   EVENT(kWrite, "write", "io", kOff)                                      \

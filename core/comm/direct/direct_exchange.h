@@ -67,8 +67,10 @@ class DirectExchange final : public Exchange {
   // more.
   using Entrance = std::function<Status(std::string_view what)>;
 
-  // `observer` counts what goes to other hosts (EventId::kShip). Both pointers
-  // must outlive this.
+  // `observer` counts the bytes that this rank ships to other hosts
+  // (EventId::kShip) when the rank enters their round: those of a collective
+  // that fails, too, though they may never leave. Both pointers must outlive
+  // this.
   DirectExchange(Group* group, const Link& link, const Hosts& hosts,
                  Observer* observer, Allocator allocate, Entrance enter);
 

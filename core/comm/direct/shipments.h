@@ -47,8 +47,8 @@ struct Shipments {
     return offsetof(Shipments, list) + count * sizeof(Shipment);
   }
 
-  // Returns the bytes that leave a host by these shipments of one of its ranks:
-  // as many times as there are hosts that they go to.
+  // Returns the bytes that leave `host`, the host of the rank that ships: each
+  // shipment counts once for each host that it goes to.
   uint64_t BytesFrom(int host) const {
     uint64_t bytes = 0;
     for (size_t i = 0; i < count; ++i) {

@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reduce-scatters over hosts: both ways to sum have the bits of a plain loop in
-// rank order, and send the bytes that docs/scaling.md says.
+// rank order.
+//
+// The short form takes, with either way to sum, on queues three groups of hosts
+// and on real helpers one, which has hosts of one and of two ranks, and sets of
+// ranks that are on few of them. In each, every dtype, set and order of blocks
+// is summed; tensors have 1 tile, and enough to use each slot twice; gradients
+// are missing on each host as a whole, on one rank, on all but one, and on all.
+// SHARD_TEST_LONG takes more groups of hosts, all numbers of tiles, gradients
+// that are missing on any of the ranks, and more collectives in between.
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <numeric>
-#include <optional>
 #include <string>
-#include <string_view>
-#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -21,11 +26,10 @@
 #include "core/comm/direct/direct_exchange.h"
 #include "core/comm/direct/host_chain.h"
 #include "core/comm/exchange.h"
-#include "core/observe/event.h"
-#include "core/observe/observer.h"
 #include "kernels/cpu/convert.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/comm/backends.h"
+#include "tests/core/comm/host_group.h"
 
 namespace shard::testing::host_sums_test {
 namespace {
@@ -34,8 +38,8 @@ using direct::HostSums;
 using direct::SumShape;
 using Bytes = std::vector<std::byte>;
 
-// The first rank of each host, and the number of ranks.
-using Begins = std::vector<int>;
+// Instrumented code is too slow for all of the long form.
+const bool kIsLong = !kSanitized && std::getenv("SHARD_TEST_LONG") != nullptr;
 
 // Returns element `index` of rank `rank`. Elements have both signs and several
 // magnitudes, so that sums in another order have other bits; some are -0.
@@ -156,49 +160,14 @@ std::vector<RankSet> SetsOf(int rank, int world_size) {
   return sets;
 }
 
-class HostSumsTest
-    : public ::testing::TestWithParam<std::tuple<Backend, Begins, HostSums>> {
+class HostSumsTest : public ::testing::TestWithParam<HostForm> {
  protected:
-  using Body = std::function<void(Communicator* comm, Exchange* exchange)>;
-
-  Backend backend() const { return std::get<0>(GetParam()); }
-  const Begins& begins() const { return std::get<1>(GetParam()); }
-  HostSums sums() const { return std::get<2>(GetParam()); }
-  int world_size() const { return begins().back(); }
-  direct::Hosts hosts() const { return direct::Hosts(begins()); }
-
-  void Run(const Body& body) {
-    std::optional<TcpHosts> tcp;
-    if (backend() == Backend::kTcp) {
-      const std::string_view name = direct::HostSumsName(sums());
-      tcp.emplace(begins(), name.empty() ? "" : StrCat("sums=", name));
-    } else {
-      mirrored_ = std::make_unique<MirroredHosts>(begins(), sums());
-    }
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < world_size(); ++rank) {
-      threads.emplace_back([&, rank] {
-        const CommOptions options = {.rank = rank, .world_size = world_size()};
-        auto comm = tcp ? OpenCommunicator(tcp->Url(rank), options)
-                        : StatusOr<std::shared_ptr<Communicator>>(
-                              mirrored_->Open(options));
-        ASSERT_TRUE(comm.ok()) << comm.status().ToString();
-        {
-          const auto exchange = (*comm)->OpenExchange("tensors", Soon());
-          ASSERT_TRUE(exchange.ok()) << exchange.status().ToString();
-          body(comm->get(), exchange->get());
-        }
-        SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+  direct::Hosts hosts() const {
+    return direct::Hosts(std::get<Begins>(GetParam()));
   }
-
-  // Returns the bytes of tensors that left a host so far.
-  size_t data_sent(int host) const { return mirrored_->data_sent(host); }
-
- private:
-  std::unique_ptr<MirroredHosts> mirrored_;
+  void Run(const std::function<void(Communicator*, Exchange*)>& body) const {
+    HostGroup(GetParam()).Run(body);
+  }
 };
 
 TEST_P(HostSumsTest, HaveTheBitsOfALoopInRankOrder) {
@@ -233,11 +202,28 @@ TEST_P(HostSumsTest, HaveTheBitsOfALoopInRankOrder) {
   });
 }
 
-// The tensors have up to eight tiles. A slot that is written too early, or read
-// too late, would hold another tile.
+// A slot that is written too early, or read too late, would hold another tile:
+// one of four slots, in which tiles are up to two rounds ahead.
 TEST_P(HostSumsTest, HaveThemOverManyTiles) {
+  struct Size {
+    DType dtype;
+    size_t tiles;
+    size_t more;  // Elements of a further tile.
+  };
+  std::vector<Size> sizes = {
+      {DType::kF32, 1, 0}, {DType::kF32, 7, 33}, {DType::kBF16, 3, 33}};
+  if (kSanitized) sizes = {{DType::kF32, 3, 33}, {DType::kBF16, 3, 0}};
+  if (kIsLong) {
+    sizes.clear();
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const size_t tiles : {1, 2, 3, 4, 7}) {
+        for (const size_t more : {0, 33}) {
+          sizes.push_back({dtype, tiles, more});
+        }
+      }
+    }
+  }
   Run([&](Communicator* comm, Exchange* exchange) {
-    const int rank = comm->rank();
     const RankSet all = RankSet::All(comm->world_size());
     const size_t slot = direct::kStagingBytes / direct::kExchangeCells.count;
     const SumShape shape = direct::SumShapeOf(hosts(), 1, all.count);
@@ -245,41 +231,55 @@ TEST_P(HostSumsTest, HaveThemOverManyTiles) {
       return slot / (static_cast<size_t>(shape.left_blocks) * size +
                      static_cast<size_t>(shape.summed_blocks) * sizeof(float));
     };
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      const size_t tile = tile_of(DTypeSize(dtype)) / 32 * 32;
-      for (const size_t tiles : {1, 2, 3, 4, 7}) {
-        if (kSanitized && tiles != 3) continue;
-        for (const size_t more : {size_t{0}, size_t{33}}) {
-          Check(exchange, rank,
-                {.set = all,
-                 .count = tiles * tile + more,
-                 .dtype = dtype,
-                 .add = more == 0,
-                 .in_place = dtype == DType::kF32 && more > 0});
-        }
-      }
+    for (const Size& size : sizes) {
+      const size_t tile = tile_of(DTypeSize(size.dtype)) / 32 * 32;
+      Check(exchange, comm->rank(),
+            {.set = all,
+             .count = size.tiles * tile + size.more,
+             .dtype = size.dtype,
+             .add = size.more == 0,
+             .in_place = size.dtype == DType::kF32 && size.more > 0});
     }
   });
 }
 
+// Returns the ranks without gradients, as bits, of the reduce-scatters of a
+// test.
+std::vector<unsigned> AbsentRanks(const direct::Hosts& hosts) {
+  const unsigned everyone = (1u << hosts.world_size()) - 1;
+  std::vector<unsigned> absent;
+  if (kIsLong) {
+    absent.resize(everyone + 1);
+    std::iota(absent.begin(), absent.end(), 0u);
+    return absent;
+  }
+  absent = {0u, 1u, everyone - 1, everyone};
+  for (int h = 0; h < hosts.count(); ++h) {
+    const unsigned of_host = (1u << hosts.end(h)) - (1u << hosts.begin(h));
+    absent.push_back(of_host);
+    absent.push_back(everyone - of_host);
+  }
+  return absent;
+}
+
 TEST_P(HostSumsTest, RanksWithNothingToAddAreZeros) {
+  const std::vector<unsigned> all_absent = AbsentRanks(hosts());
   Run([&](Communicator* comm, Exchange* exchange) {
     const int rank = comm->rank();
     const RankSet all = RankSet::All(comm->world_size());
     const unsigned everyone = (1u << comm->world_size()) - 1;
-    for (unsigned absent = 0; absent <= everyone; ++absent) {
+    for (size_t i = 0; i < all_absent.size(); ++i) {
       Check(exchange, rank,
             {.set = all,
              .count = 200,
-             .dtype = absent % 3 == 0 ? DType::kBF16 : DType::kF32,
-             .add = absent % 2 == 0,
-             .absent = absent});
+             .dtype = i % 3 == 0 ? DType::kBF16 : DType::kF32,
+             .add = i % 2 == 0,
+             .absent = all_absent[i]});
     }
+    // Slots held the gradients of other ranks before.
+    const size_t count = kIsLong ? 90'001 : 20'001;
     for (const unsigned absent : {0u, 1u, everyone - 1, everyone, 0u}) {
-      Check(exchange, rank,
-            {.set = all,
-             .count = kSanitized ? 20'001 : 90'001,
-             .absent = absent});
+      Check(exchange, rank, {.set = all, .count = count, .absent = absent});
     }
   });
 }
@@ -291,7 +291,7 @@ TEST_P(HostSumsTest, MayFollowOtherCollectives) {
     const auto ranks = static_cast<size_t>(comm->world_size());
     const RankSet all = RankSet::All(comm->world_size());
     const auto sets = SetsOf(rank, comm->world_size());
-    for (size_t i = 0; i < (kSanitized ? 8u : 24u); ++i) {
+    for (size_t i = 0; i < (kIsLong ? 24u : 8u); ++i) {
       Check(exchange, rank,
             {.set = sets[i % sets.size()], .count = 500 + 20'000 * (i % 3)});
       const size_t bytes = i % 2 == 0 ? 700'000 : 4000;
@@ -313,104 +313,34 @@ TEST_P(HostSumsTest, MayFollowOtherCollectives) {
   });
 }
 
-class HostBytesTest : public HostSumsTest {};
-
-// The formulas of docs/scaling.md, for one host and one reduce-scatter over all
-// ranks: by the counters of ranks, and by what has left mirrored hosts.
-TEST_P(HostBytesTest, AreThoseOfTheFormulas) {
-  constexpr size_t kCount = 30'011;
-  const bool is_mirrored = backend() == Backend::kHosts;
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const int world = world_size();
-    const SumShape shape = direct::SumShapeOf(hosts(), 1, world);
-    const bool on_chain = shape.UsesChain(sums(), DTypeSize(dtype));
-    std::vector<size_t> sent(begins().size() - 1);
-    std::vector<size_t> shipped(static_cast<size_t>(world));  // By rank.
-    Run([&](Communicator* comm, Exchange* exchange) {
-      const auto count = [&](const std::function<void(size_t host)>& f) {
-        // All that was sent before a barrier is counted after it.
-        SHARD_ASSERT_OK(comm->Barrier("before", Soon()));
-        if (comm->rank() == 0 && is_mirrored) {
-          for (size_t h = 0; h < sent.size(); ++h) f(h);
-        }
-        SHARD_ASSERT_OK(comm->Barrier("counted", Soon()));
-      };
-      const auto now = [&](size_t h) { return data_sent(static_cast<int>(h)); };
-      const auto counter = [&] {
-        return comm->observer()->counters().Get(EventId::kShip).bytes;
-      };
-      size_t& mine = shipped[static_cast<size_t>(comm->rank())];
-      mine = counter();
-      count([&](size_t h) { sent[h] = now(h); });
-      Check(exchange, comm->rank(),
-            {.set = RankSet::All(world), .count = kCount, .dtype = dtype});
-      count([&](size_t h) { sent[h] = now(h) - sent[h]; });
-      mine = counter() - mine;
-    });
-    for (size_t h = 0; h < sent.size(); ++h) {
-      SCOPED_TRACE(StrCat("host ", h, ", ", DTypeName(dtype),
-                          on_chain ? ", on a chain" : ", direct"));
-      const auto W = static_cast<size_t>(world);
-      const auto k = static_cast<size_t>(begins()[h + 1] - begins()[h]);
-      const bool is_last = h + 1 == sent.size();
-      const size_t predicted =
-          on_chain ? (is_last ? W - k : W) * kCount * sizeof(float)
-                   : k * (W - k) * kCount * DTypeSize(dtype);
-      EXPECT_EQ(std::accumulate(shipped.begin() + begins()[h],
-                                shipped.begin() + begins()[h + 1], size_t{0}),
-                predicted);
-      if (is_mirrored) {
-        EXPECT_EQ(sent[h], predicted);
-      }
-    }
-  }
-}
-
-std::string NameOf(
-    const ::testing::TestParamInfo<std::tuple<Backend, Begins, HostSums>>&
-        info) {
-  const auto& [backend, begins, sums] = info.param;
-  std::string name = BackendName(backend);
-  for (size_t h = 0; h + 1 < begins.size(); ++h) {
-    StrAppend(&name, h == 0 ? "_" : "", begins[h + 1] - begins[h]);
-  }
-  const std::string_view form = direct::HostSumsName(sums);
-  return StrCat(name, "_", form.empty() ? "fewest" : form);
-}
-
+// Hosts of one rank each; hosts of several ranks, of unequal number; and sets
+// of few ranks, on some of the hosts.
 INSTANTIATE_TEST_SUITE_P(
     Mirrored, HostSumsTest,
     ::testing::Combine(::testing::Values(Backend::kHosts),
-                       ::testing::Values(Begins{0, 1, 2}, Begins{0, 3, 4},
-                                         Begins{0, 2, 3, 5},
-                                         Begins{0, 1, 2, 4, 6}),
+                       ::testing::ValuesIn(ShortOrLong({Begins{0, 1, 2},
+                                                        Begins{0, 2, 3, 5},
+                                                        Begins{0, 1, 2, 4, 6}},
+                                                       {Begins{0, 3, 4}})),
                        ::testing::Values(HostSums::kDirect, HostSums::kChain)),
-    NameOf);
+    NameOfForm);
 
-INSTANTIATE_TEST_SUITE_P(
-    All, HostBytesTest,
-    ::testing::Combine(::testing::Values(Backend::kHosts, Backend::kTcp),
-                       ::testing::Values(Begins{0, 1, 2}, Begins{0, 2, 3, 5},
-                                         Begins{0, 3, 6},
-                                         Begins{0, 1, 2, 4, 6}),
-                       ::testing::Values(HostSums::kFewestBytes,
-                                         HostSums::kDirect, HostSums::kChain)),
-    NameOf);
-
+// A chain for f32, and direct sums for 16 bits.
 INSTANTIATE_TEST_SUITE_P(
     ByBytes, HostSumsTest,
     ::testing::Combine(::testing::Values(Backend::kHosts),
                        ::testing::Values(Begins{0, 3, 6}),
                        ::testing::Values(HostSums::kFewestBytes)),
-    NameOf);
+    NameOfForm);
 
 INSTANTIATE_TEST_SUITE_P(
     Tcp, HostSumsTest,
     ::testing::Combine(::testing::Values(Backend::kTcp),
-                       ::testing::Values(Begins{0, 1, 3}, Begins{0, 2, 3, 5},
-                                         Begins{0, 1, 3, 4, 6}),
+                       ::testing::ValuesIn(ShortOrLong({Begins{0, 1, 3, 4, 6}},
+                                                       {Begins{0, 1, 3},
+                                                        Begins{0, 2, 3, 5}})),
                        ::testing::Values(HostSums::kDirect, HostSums::kChain)),
-    NameOf);
+    NameOfForm);
 
 }  // namespace
 }  // namespace shard::testing::host_sums_test
