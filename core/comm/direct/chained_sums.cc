@@ -203,8 +203,8 @@ class DirectExchange::ChainedSum {
   const RankSet& set_;
   const ReduceScatterArgs& args_;
   const HostChain chain_;
-  const int me_;     // The index of this rank.
-  const int place_;  // That of its host.
+  const int me_;     // This rank's index in the set.
+  const int place_;  // The place of its host on the chain.
   const HostChain::Share share_;
   const ChainSizes sizes_;
   const ChainTiles tiles_;
