@@ -180,8 +180,11 @@ TEST_P(HostBytesTest, OfNothingAreNone) {
   EXPECT_EQ(counted[0], std::vector<size_t>(world_size()));
 }
 
+// The form of sums makes no difference to these.
+class HostBlockBytesTest : public HostBytesTest {};
+
 // Blocks of at most kPayloadBytes go with a round's control data.
-TEST_P(HostBytesTest, OfBlocksCrossOncePerHost) {
+TEST_P(HostBlockBytesTest, OfGathersCrossOncePerHost) {
   const int world = begins().back();
   struct Case {
     RankSet set;  // Of rank 0.
@@ -224,7 +227,7 @@ TEST_P(HostBytesTest, OfBlocksCrossOncePerHost) {
 }
 
 // A broadcast ships data of any size.
-TEST_P(HostBytesTest, OfABroadcastAreThoseOfItsRoot) {
+TEST_P(HostBlockBytesTest, OfABroadcastAreThoseOfItsRoot) {
   const int world = begins().back();
   std::vector<Collective> broadcasts;
   const auto bytes_of = [](int root) {
@@ -245,22 +248,39 @@ TEST_P(HostBytesTest, OfABroadcastAreThoseOfItsRoot) {
   }
 }
 
+const auto kOnQueues =
+    ::testing::Values(Begins{0, 1, 2}, Begins{0, 2, 3, 5}, Begins{0, 3, 6},
+                      Begins{0, 1, 2, 4, 6});
+
+std::vector<Begins> OnHelpers() {
+  return ShortOrLong({Begins{0, 1, 2, 4, 6}}, {Begins{0, 2, 3, 5}});
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Mirrored, HostBytesTest,
-    ::testing::Combine(::testing::Values(Backend::kHosts),
-                       ::testing::Values(Begins{0, 1, 2}, Begins{0, 2, 3, 5},
-                                         Begins{0, 3, 6},
-                                         Begins{0, 1, 2, 4, 6}),
+    ::testing::Combine(::testing::Values(Backend::kHosts), kOnQueues,
                        ::testing::Values(HostSums::kFewestBytes,
                                          HostSums::kDirect, HostSums::kChain)),
     NameOfForm);
 
 INSTANTIATE_TEST_SUITE_P(
+    Mirrored, HostBlockBytesTest,
+    ::testing::Combine(::testing::Values(Backend::kHosts), kOnQueues,
+                       ::testing::Values(HostSums::kFewestBytes)),
+    NameOfForm);
+
+INSTANTIATE_TEST_SUITE_P(
     Tcp, HostBytesTest,
     ::testing::Combine(::testing::Values(Backend::kTcp),
-                       ::testing::ValuesIn(ShortOrLong({Begins{0, 1, 2, 4, 6}},
-                                                       {Begins{0, 2, 3, 5}})),
+                       ::testing::ValuesIn(OnHelpers()),
                        ::testing::Values(HostSums::kDirect, HostSums::kChain)),
+    NameOfForm);
+
+INSTANTIATE_TEST_SUITE_P(
+    Tcp, HostBlockBytesTest,
+    ::testing::Combine(::testing::Values(Backend::kTcp),
+                       ::testing::ValuesIn(OnHelpers()),
+                       ::testing::Values(HostSums::kFewestBytes)),
     NameOfForm);
 
 }  // namespace
