@@ -30,11 +30,16 @@ SHARD_DEVICE double SumTileSquares(const Elements& elements, Warp<T>* warp) {
   });
 }
 
-// Returns the sum of a warp's values, as LaneSum.
+// Returns the sum of a warp's values, as LaneSum. kAtOnce are loaded before the
+// first is added, which takes registers.
+template <int kAtOnce>
 SHARD_DEVICE SquareSums SumOf(const SquareSums* values, uint32_t count) {
   Warp<SquareSums> lanes;
   lanes.Each([&](int lane, SquareSums& sum) {
     sum = {};
+#ifdef __CUDACC__
+#pragma unroll kAtOnce
+#endif
     for (auto i = static_cast<uint32_t>(lane); i < count; i += kLanes) {
       sum.param += values[i].param;
       sum.update += values[i].update;
@@ -68,16 +73,17 @@ SHARD_DEVICE void SumGroup(const UpdateTensorsArgs& args, uint32_t group) {
   constexpr uint32_t kGroup = kTileGroup;
   const uint32_t begin = (group - squares.first_groups[s]) * kGroup;
   const uint32_t left = TilesOf(slice) - begin;
-  StoreSums(SumOf(squares.tiles + slice.first_tile + begin,
-                  left < kGroup ? left : kGroup),
+  StoreSums(SumOf<16>(squares.tiles + slice.first_tile + begin,
+                      left < kGroup ? left : kGroup),
             squares.groups + group);
 }
 
-// Returns the sums of a parameter, whose groups have been added.
+// Returns the sums of a parameter, whose groups have been added. They are few,
+// and kernels that need the sums have other uses for registers.
 SHARD_DEVICE SquareSums SumsOfSlice(const UpdateTensorsArgs& args,
                                     uint32_t slice) {
-  return SumOf(args.squares.groups + args.squares.first_groups[slice],
-               GroupsOf(TilesOf(args.range.slices[slice])));
+  return SumOf<1>(args.squares.groups + args.squares.first_groups[slice],
+                  GroupsOf(TilesOf(args.range.slices[slice])));
 }
 
 }  // namespace shard::cuda
