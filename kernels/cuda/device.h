@@ -410,15 +410,37 @@ SHARD_DEVICE void CheckIsTensor([[maybe_unused]] const void* address) {
 #endif
 }
 
+// Whether other kernels soon need what one reads or writes. A GPU's L2 cache
+// drops what is needed once before what is needed again. Words4 and Words2 have
+// this hint, and other types need none.
+enum class Use { kAgain, kOnce };
+
 // Reads and writes memory of the device. REQUIRES: alignment to T.
-template <class T>
+template <class T, Use kUse = Use::kAgain>
 SHARD_DEVICE T Load(const void* from) {
   CheckIsTensor<T>(from);
+#ifdef __CUDACC__
+  if constexpr (kUse == Use::kOnce && sizeof(T) == sizeof(uint4)) {
+    const uint4 v = __ldcs(static_cast<const uint4*>(from));
+    return {{v.x, v.y, v.z, v.w}};
+  } else if constexpr (kUse == Use::kOnce && sizeof(T) == sizeof(uint2)) {
+    const uint2 v = __ldcs(static_cast<const uint2*>(from));
+    return {{v.x, v.y}};
+  }
+#endif
   return *static_cast<const T*>(from);
 }
-template <class T>
+template <Use kUse = Use::kAgain, class T>
 SHARD_DEVICE void Store(const T& value, void* to) {
   CheckIsTensor<T>(to);
+#ifdef __CUDACC__
+  if constexpr (kUse == Use::kOnce && sizeof(T) == sizeof(uint4)) {
+    return __stcs(static_cast<uint4*>(to),
+                  make_uint4(value.w[0], value.w[1], value.w[2], value.w[3]));
+  } else if constexpr (kUse == Use::kOnce && sizeof(T) == sizeof(uint2)) {
+    return __stcs(static_cast<uint2*>(to), make_uint2(value.w[0], value.w[1]));
+  }
+#endif
   *static_cast<T*>(to) = value;
 }
 

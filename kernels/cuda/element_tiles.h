@@ -70,8 +70,8 @@ SHARD_DEVICE StateKind KindOf(int s) {
   return static_cast<StateKind>(kKinds >> 8 * s & 0xFF);
 }
 
-// The tiles of a range, as formula F updates them.
-template <class F>
+// The tiles of a range, as formula F updates them; kUse is of all tensors.
+template <class F, Use kUse = Use::kAgain>
 class ElementTiles {
  public:
   // `block` is a copy of that at `latched`, beside which the rows lie.
@@ -184,7 +184,7 @@ class ElementTiles {
   // Loads a gradient alone, in two parts, so that the first of several loads
   // overlap.
   SHARD_DEVICE Raw LoadFirstSource(const Tile& tile, int lane) const {
-    return LoadRaw(range_.sources.dtype, FirstSource(), tile, lane);
+    return LoadRaw<kUse>(range_.sources.dtype, FirstSource(), tile, lane);
   }
   // Sums, scales and clips the gradients, as SumGradients of kernels/cpu.
   // `first` comes from LoadFirstSource.
@@ -195,7 +195,7 @@ class ElementTiles {
     for (uint32_t w = 1; w < num_sources(); ++w) {
       float other[kPerLane];
       Widen(range_.sources.dtype,
-            LoadRaw(range_.sources.dtype, range_.sources[w], tile, lane),
+            LoadRaw<kUse>(range_.sources.dtype, range_.sources[w], tile, lane),
             other);
       SHARD_UNROLL
       for (int k = 0; k < kPerLane; ++k) gradient[k] += other[k];
@@ -214,15 +214,16 @@ class ElementTiles {
     if (stochastic) MakeWordsOf(kParamTensor, at, warp);
     warp->Each([&](int lane, ElementLane& v) {
       if (range_.master != nullptr) {
-        StoreRaw(Narrow(DType::kF32, v.param), DType::kF32, range_.master,
-                 at.tile, lane);
+        StoreRaw<kUse>(Narrow(DType::kF32, v.param), DType::kF32, range_.master,
+                       at.tile, lane);
       }
       const Raw raw = stochastic
                           ? NarrowStochastically(kParamTensor, v.words, v.param)
                           : Narrow(range_.param_dtype, v.param);
-      StoreRaw(raw, range_.param_dtype, range_.param, at.tile, lane);
+      StoreRaw<kUse>(raw, range_.param_dtype, range_.param, at.tile, lane);
       for (uint32_t p = 0; p < range_.num_peers; ++p) {
-        StoreRaw(raw, range_.param_dtype, range_.peer_params[p], at.tile, lane);
+        StoreRaw<kUse>(raw, range_.param_dtype, range_.peer_params[p], at.tile,
+                       lane);
       }
     });
   }
@@ -265,7 +266,7 @@ class ElementTiles {
   }
   SHARD_DEVICE void LoadRawParam(const Tile& tile, int lane,
                                  ElementLane* v) const {
-    v->raw_param = LoadRaw(
+    v->raw_param = LoadRaw<kUse>(
         WideDType(), range_.master != nullptr ? range_.master : range_.param,
         tile, lane);
   }
@@ -274,7 +275,7 @@ class ElementTiles {
     SHARD_UNROLL
     for (int s = 0; s < F::kNumStates; ++s) {
       v->raw_states[s] =
-          LoadRaw(range_.state_dtype, range_.states[s], tile, lane);
+          LoadRaw<kUse>(range_.state_dtype, range_.states[s], tile, lane);
     }
   }
   SHARD_DEVICE void LoadOthers(const Tile& tile, int lane,
@@ -314,8 +315,8 @@ class ElementTiles {
     warp->Each([&](int lane, ElementLane& v) {
       SHARD_UNROLL
       for (int s = 0; s < F::kNumStates; ++s) {
-        StoreRaw(Narrow(DType::kF32, v.states[s]), DType::kF32,
-                 range_.states[s], tile, lane);
+        StoreRaw<kUse>(Narrow(DType::kF32, v.states[s]), DType::kF32,
+                       range_.states[s], tile, lane);
       }
     });
   }
@@ -340,14 +341,14 @@ class ElementTiles {
           const Raw codes = EncodeQ8(kind, v.states[s], scale, [&](int k) {
             return stochastic ? v.words.Of(k, IsFirstOfPair(tensor)) : kMiddle;
           });
-          StoreRaw(codes, DType::kQ8, range_.states[s], at.tile, lane);
+          StoreRaw<kUse>(codes, DType::kQ8, range_.states[s], at.tile, lane);
         });
       } else {
         warp->Each([&](int lane, ElementLane& v) {
-          StoreRaw(stochastic
-                       ? NarrowStochastically(tensor, v.words, v.states[s])
-                       : Narrow(DType::kBF16, v.states[s]),
-                   DType::kBF16, range_.states[s], at.tile, lane);
+          StoreRaw<kUse>(
+              stochastic ? NarrowStochastically(tensor, v.words, v.states[s])
+                         : Narrow(DType::kBF16, v.states[s]),
+              DType::kBF16, range_.states[s], at.tile, lane);
         });
       }
     }

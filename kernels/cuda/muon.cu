@@ -14,7 +14,13 @@ namespace shard::cuda {
 
 namespace {
 
-using MuonTiles = ElementTiles<Muon>;
+// Gradients, states and parameters are larger than a GPU's L2 cache, and leave
+// it to directions and x, which the next launch reads.
+using MuonTiles = ElementTiles<Muon, Use::kOnce>;
+
+// The order of tiles. A launch that reads what the one before has written
+// begins with what was written last: that is still in the L2 cache.
+enum class Order { kForward, kBackward };
 
 // A tile of a matrix, in the memory of directions or of x.
 struct BatchTile {
@@ -38,13 +44,15 @@ struct BatchTile {
 };
 
 // Calls body(tiles, tile, i) for each tile that is stepped; i is its number.
-template <class Body>
+template <Order kOrder, class Body>
 SHARD_DEVICE void ForEachTile(const MuonArgs& args, const Launch& launch,
                               const AesTable& table, const Body& body) {
   const StepBlock block = *args.tensors.block;
   if (block.drops_updates()) return;
   const MuonTiles tiles(args.tensors.range, block, *args.tensors.block, table);
-  ForEachOnWarp(launch, tiles.count(), [&](uint64_t i) {
+  const uint64_t count = tiles.count();
+  ForEachOnWarp(launch, count, [&](uint64_t turn) {
+    const uint64_t i = kOrder == Order::kForward ? turn : count - 1 - turn;
     const ParamTile at = tiles.TileAt(i);
     if (at.row != kNotStepped) body(tiles, at, i);
   });
@@ -75,10 +83,16 @@ SHARD_DEVICE SquareSums Direct(const MuonArgs& args, const MuonTiles& tiles,
 SHARD_DEVICE void Normalize(const MuonArgs& args, const ParamTile& at,
                             float factor) {
   const BatchTile in(args, at);
+  const void* const directions = in.In(args.directions);
+  // Lines of which x takes the place are needed again.
+  const bool in_place = directions == in.In(args.x);
   ForEachLane([&](int lane) {
     float x[kPerLane];
     Widen(DType::kF32,
-          LoadRaw(DType::kF32, in.In(args.directions), in.tile, lane), x);
+          in_place
+              ? LoadRaw(DType::kF32, directions, in.tile, lane)
+              : LoadRaw<Use::kOnce>(DType::kF32, directions, in.tile, lane),
+          x);
     SHARD_UNROLL
     for (int k = 0; k < kPerLane; ++k) x[k] *= factor;
     StoreRaw(Narrow(args.x_dtype, x), args.x_dtype, in.In(args.x), in.tile,
@@ -97,7 +111,8 @@ SHARD_DEVICE void Apply(const MuonArgs& args, const MuonTiles& tiles,
   const BatchTile from(args, at);
   warp.Each([&](int lane, ElementLane& v) {
     float x[kPerLane];
-    Widen(args.x_dtype, LoadRaw(args.x_dtype, from.In(args.x), from.tile, lane),
+    Widen(args.x_dtype,
+          LoadRaw<Use::kOnce>(args.x_dtype, from.In(args.x), from.tile, lane),
           x);
     SHARD_UNROLL
     for (int k = 0; k < kPerLane; ++k) rule.Update(x[k], v.param[k]);
@@ -109,11 +124,11 @@ SHARD_DEVICE void Apply(const MuonArgs& args, const MuonTiles& tiles,
 
 SHARD_KERNEL(shard_muon_momentum, MuonArgs) {
   const AesTable none(false);
-  ForEachTile(args, launch, none,
-              [&](const MuonTiles& tiles, const ParamTile& at, uint64_t i) {
-                StoreSums(Direct(args, tiles, at),
-                          args.tensors.squares.tiles + i);
-              });
+  ForEachTile<Order::kForward>(
+      args, launch, none,
+      [&](const MuonTiles& tiles, const ParamTile& at, uint64_t i) {
+        StoreSums(Direct(args, tiles, at), args.tensors.squares.tiles + i);
+      });
 }
 
 SHARD_KERNEL(shard_muon_normalize, MuonArgs) {
@@ -121,24 +136,23 @@ SHARD_KERNEL(shard_muon_normalize, MuonArgs) {
   // Most tiles of a warp are of the matrix of the tile before.
   uint32_t slice = ~0u;
   float factor = 0;
-  ForEachTile(args, launch, none,
-              [&](const MuonTiles& tiles, const ParamTile& at, uint64_t) {
-                if (at.slice != slice) {
-                  slice = at.slice;
-                  factor = Muon::FactorOf(
-                      Sqrt(SumsOfSlice(args.tensors, slice).update),
-                      tiles.ScalarsOf(at.row).eps);
-                }
-                Normalize(args, at, factor);
-              });
+  ForEachTile<Order::kBackward>(
+      args, launch, none,
+      [&](const MuonTiles& tiles, const ParamTile& at, uint64_t) {
+        if (at.slice != slice) {
+          slice = at.slice;
+          factor = Muon::FactorOf(Sqrt(SumsOfSlice(args.tensors, slice).update),
+                                  tiles.ScalarsOf(at.row).eps);
+        }
+        Normalize(args, at, factor);
+      });
 }
 
 SHARD_KERNEL(shard_muon_apply, MuonArgs) {
   const AesTable table(args.tensors.range.needs_random);
-  ForEachTile(args, launch, table,
-              [&](const MuonTiles& tiles, const ParamTile& at, uint64_t) {
-                Apply(args, tiles, at);
-              });
+  ForEachTile<Order::kBackward>(args, launch, table,
+                                [&](const MuonTiles& tiles, const ParamTile& at,
+                                    uint64_t) { Apply(args, tiles, at); });
 }
 
 }  // namespace shard::cuda

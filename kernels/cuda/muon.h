@@ -13,6 +13,10 @@
 //   shard_muon_normalize  x = direction / max(norm, eps)                8 (6)
 //   shard_muon_apply      updates the parameter along x                12 (10)
 //
+// Directions and x of a batch are about as large as a GPU's L2 cache. The last
+// two begin with the last tile, where the launch before has just been, and what
+// no other launch reads again leaves its place in the cache first.
+//
 // A matrix that is not stepped, and a batch of a step that is skipped, are
 // neither read nor written: their products are of whatever was there before.
 //
@@ -35,7 +39,7 @@ namespace shard::cuda {
 struct MuonArgs {
   UpdateTensorsArgs tensors;  // The slices are the matrices.
   float* directions;
-  void* x;
+  void* x;          // Where it is f32, this may be `directions`.
   DType x_dtype;    // f32 or bf16.
   uint64_t stride;  // A multiple of 16.
   // By Muon::Scalars::adjustment.

@@ -60,6 +60,7 @@ SHARD_DEVICE void* At(void* tensor, int64_t i, int size) {
 }
 
 // Loads the lane's elements; those that the tile does not have are 0.
+template <Use kUse = Use::kAgain>
 SHARD_DEVICE Raw LoadRaw(DType dtype, const void* tensor, const Tile& tile,
                          int lane) {
   Raw raw = {};
@@ -68,13 +69,13 @@ SHARD_DEVICE Raw LoadRaw(DType dtype, const void* tensor, const Tile& tile,
     for (int half = 0; half < 2; ++half) {
       const int64_t i = tile.first + ElementOf(lane, 4 * half);
       if (dtype == DType::kF32) {
-        const auto four = Load<Words4>(At(tensor, i, 4));
+        const auto four = Load<Words4, kUse>(At(tensor, i, 4));
         SHARD_UNROLL
         for (int k = 0; k < 4; ++k) raw.w[4 * half + k] = four.w[k];
       } else if (dtype == DType::kQ8) {
         raw.w[half] = Load<uint32_t>(At(tensor, i, 1));
       } else {
-        const auto two = Load<Words2>(At(tensor, i, 2));
+        const auto two = Load<Words2, kUse>(At(tensor, i, 2));
         raw.w[2 * half] = two.w[0];
         raw.w[2 * half + 1] = two.w[1];
       }
@@ -97,6 +98,7 @@ SHARD_DEVICE Raw LoadRaw(DType dtype, const void* tensor, const Tile& tile,
   return raw;
 }
 
+template <Use kUse = Use::kAgain>
 SHARD_DEVICE void StoreRaw(const Raw& raw, DType dtype, void* tensor,
                            const Tile& tile, int lane) {
   if (tile.whole) {
@@ -107,11 +109,12 @@ SHARD_DEVICE void StoreRaw(const Raw& raw, DType dtype, void* tensor,
         Words4 four;
         SHARD_UNROLL
         for (int k = 0; k < 4; ++k) four.w[k] = raw.w[4 * half + k];
-        Store(four, At(tensor, i, 4));
+        Store<kUse>(four, At(tensor, i, 4));
       } else if (dtype == DType::kQ8) {
         Store(raw.w[half], At(tensor, i, 1));
       } else {
-        Store(Words2{raw.w[2 * half], raw.w[2 * half + 1]}, At(tensor, i, 2));
+        Store<kUse>(Words2{raw.w[2 * half], raw.w[2 * half + 1]},
+                    At(tensor, i, 2));
       }
     }
     return;

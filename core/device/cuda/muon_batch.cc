@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <span>
 
+#include "core/base/dtype.h"
 #include "core/base/strings.h"
 
 namespace shard::cuda {
@@ -73,9 +74,12 @@ MuonMemory::MuonMemory(float* workspace, const EqualMatrices& matrices,
 MuonArgs MuonBatch::ArgsFor(const UpdateTensorsArgs& tensors) const {
   MuonArgs args = {};
   args.tensors = tensors;
-  args.directions = reinterpret_cast<float*>(memory.other);
   args.x = memory.x;
   args.x_dtype = products->dtype();
+  // An x of the same bytes takes the place of its direction, so that what is
+  // still in the L2 cache is written back to memory once.
+  args.directions = reinterpret_cast<float*>(
+      args.x_dtype == DType::kF32 ? memory.x : memory.other);
   args.stride = run.matrices.stride();
   for (int i = 0; i < Muon::kNumAdjustments; ++i) {
     args.adjustments[i] =

@@ -63,7 +63,7 @@ class MuonProducts {
 struct MuonMemory {
   MuonMemory(float* workspace, const EqualMatrices& matrices, void* scratch);
 
-  // Directions are made in `other`, and x is normalized into `x`.
+  // Directions are made where `x` is normalized, or in `other` where x is bf16.
   std::byte* x;
   std::byte* other;
   std::byte* gram;

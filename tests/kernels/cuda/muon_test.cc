@@ -137,11 +137,12 @@ class BatchMemory {
   std::vector<unsigned char> bytes_;
 };
 
-// The launches of an update of a batch, each on another grid.
+// The launches of an update of a batch, each on another grid. With `in_place`
+// x, which is f32, takes the place of its direction.
 class Gpu {
  public:
   Gpu(const Matrices& matrices, DType x_dtype, const StepBlock& block,
-      const Range& range)
+      const Range& range, bool in_place = false)
       : directions_(matrices, DType::kF32), x_(matrices, x_dtype) {
     const UpdateList& list = range.list();
     slices_ = cuda::ElementSlices(list, list.ranges[0]);
@@ -153,7 +154,8 @@ class Gpu {
                              list.sources.data()),
         cuda::SquareTableOf(groups_, groups_.first.data(), sums_.data()),
         &block};
-    args_.directions = static_cast<float*>(directions_.data());
+    args_.directions =
+        static_cast<float*>(in_place ? x_.data() : directions_.data());
     args_.x = x_.data();
     args_.x_dtype = x_dtype;
     args_.stride = x_.stride();
@@ -352,6 +354,26 @@ TEST(MuonKernelsTest, ReadMatricesThatAreNotAligned) {
   for (const Storage& storage : Storages()) {
     for (const Matrices& matrices : kBatches) {
       Train(MuonCase(), storage, Unaligned(matrices), matrices, 2, kNoClip);
+    }
+  }
+}
+
+TEST(MuonKernelsTest, AnXMayTakeThePlaceOfItsDirection) {
+  for (const Matrices& matrices : kBatches) {
+    SCOPED_TRACE(StrCat(matrices.rows, " x ", matrices.cols));
+    const Range range(MuonCase(), {}, Aligned(matrices), 1, 7);
+    const Range other(range);
+    const Block latched(MuonCase(), 1);
+    Gpu apart(matrices, DType::kF32, latched.block, range);
+    Gpu together(matrices, DType::kF32, latched.block, other, true);
+    for (Gpu* const each : {&apart, &together}) {
+      each->Direct();
+      each->Normalize();
+    }
+    for (size_t i = 0; i < matrices.count; ++i) {
+      ExpectSame(together.x().Matrix(i), apart.x().Matrix(i), "x");
+      EXPECT_TRUE(together.x().IsUnwrittenBehind(i));
+      EXPECT_TRUE(together.directions().IsUnwritten(i, 0));
     }
   }
 }
