@@ -17,8 +17,8 @@ class Moment {
   virtual ~Moment() = default;
 
   // Returns the time (core/base/monotonic_time.h) at which the device came
-  // there, told to some ten microseconds; nothing while it has not, or where
-  // that is not known. Blocks for a moment at most.
+  // there, as its clock tells it; nothing while it has not, or where that is
+  // not known. Blocks for a moment at most.
   virtual std::optional<int64_t> time() const = 0;
 
   // Returns whether the stream has failed, so that its work may not be done

@@ -160,7 +160,8 @@ class Stream {
   // where a thread of the host does the work, and can look at its own clock in
   // a Call; on a device a Call would hold up what is enqueued behind it.
   // `since`: an earlier moment of the stream, or null; the time between the two
-  // is exact then. REQUIRES: the stream is not captured.
+  // does not depend on the host's clock then. REQUIRES: the stream is not
+  // captured.
   virtual std::shared_ptr<const Moment> Mark(const Moment* /*since*/) {
     return nullptr;
   }

@@ -42,6 +42,13 @@ Status Trace::Start(int* number) {
   return Status();
 }
 
+pid_t Trace::NumberOfStream(const void* stream) {
+  // Streams lie apart, and their addresses are those of one process.
+  return kFirstStream +
+         static_cast<pid_t>(reinterpret_cast<uintptr_t>(stream) / 16 %
+                            static_cast<uintptr_t>(kFirstStream));
+}
+
 bool Trace::Append(std::string_view line) {
   const size_t used = used_.load(std::memory_order_relaxed);
   if (line.size() > kBytes - used) return false;
@@ -60,8 +67,7 @@ pid_t Trace::NumberOf(const DeviceTrack& track) {
       return known.number;
     }
   }
-  const pid_t number =
-      is_thread ? ::gettid() : kFirstStream + static_cast<pid_t>(num_threads_);
+  const pid_t number = is_thread ? ::gettid() : NumberOfStream(track.stream);
   if (num_threads_ == kMostThreads) return number;
   threads_[num_threads_++] = {self, track.stream, number};
   char thread_name[16] = "";

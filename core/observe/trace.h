@@ -67,8 +67,8 @@ class Trace {
   // Threads of a rank that the trace knows.
   static constexpr size_t kMostThreads = 64;
 
-  // A stream has a number that no thread has.
-  static constexpr pid_t kFirstStream = pid_t{1} << 23;
+  // Numbers of streams, which no thread has, are this one and more.
+  static constexpr pid_t kFirstStream = pid_t{1} << 29;
 
   struct Thread {
     pthread_t handle;
@@ -79,6 +79,9 @@ class Trace {
   // REQUIRES, below: the lock of mutex_. Append returns false for a line that
   // it drops.
   bool Append(std::string_view line);
+  // Returns the number of a stream, in the trace of every communicator of the
+  // process.
+  static pid_t NumberOfStream(const void* stream);
   // Returns the number of the calling thread, or of a stream, and names one
   // that is new. A thread that takes the handle of one that has ended takes its
   // number too, and so does a stream.

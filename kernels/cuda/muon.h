@@ -13,8 +13,8 @@
 //   shard_muon_normalize  x = direction / max(norm, eps)                8 (6)
 //   shard_muon_apply      updates the parameter along x                12 (10)
 //
-// Directions and x of a batch are about as large as a GPU's L2 cache. The last
-// two begin with the last tile, where the launch before has just been, and what
+// A part of the directions and of x is still in a GPU's L2 cache. The last two
+// begin with the last tile, where the launch before has just been, and what
 // no other launch reads again leaves its place in the cache first.
 //
 // A matrix that is not stepped, and a batch of a step that is skipped, are

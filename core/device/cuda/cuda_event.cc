@@ -39,6 +39,7 @@ StatusOr<std::shared_ptr<const CudaEvent>> CudaEvent::Record(
       const Status status =
           stream.context()->Run([&] { return made->RecordNow(); });
       // Work goes on where its time cannot be taken.
+      if (!status.ok()) made->is_lost_ = true;
       if (status.ok() || made->kind_ == EventKind::kTimed) return Status();
       return stream.InContext(kRecord, status);
     });
@@ -103,6 +104,7 @@ StatusOr<std::optional<int64_t>> CudaEvent::TimeBy(
   std::optional<int64_t> time;
   if (core_->IsForked() || !given_.IsDone()) return time;
   SHARD_RETURN_IF_ERROR(given_.Synchronize(Deadline::After(0)));
+  if (is_lost_) return Unavailable("the event was not recorded");
   SHARD_RETURN_IF_ERROR(core_->context()->Run([&] {
     SHARD_ASSIGN_OR_RETURN(time, anchor.TimeOf(event_));
     return Status();

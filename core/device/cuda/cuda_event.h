@@ -57,6 +57,8 @@ class CudaEvent final : public EventState {
   CuEvent event_ = nullptr;
   Event given_;
   const std::string last_;  // The work that the stream was given before.
+  // The driver did not take it: it has its record of another use.
+  std::atomic<bool> is_lost_ = false;
   mutable std::atomic<bool> is_done_ = false;
 };
 

@@ -17,7 +17,11 @@ std::shared_ptr<const Moment> CudaMoment::Mark(
   });
   if (!anchored.ok()) return made;
   auto event = CudaEvent::Record(core, turn, EventKind::kTimed);
-  if (event.ok()) made->event_ = *std::move(event);
+  if (event.ok()) {
+    made->event_ = *std::move(event);
+  } else {
+    made->anchor_.reset();
+  }
   return made;
 }
 

@@ -13,7 +13,7 @@ namespace shard::cuda {
 namespace {
 
 constexpr int64_t kLongest = 1'000'000'000;  // Nanoseconds that anchors last.
-constexpr double kMoment = 0.01;             // Seconds.
+constexpr double kMoment = 1;                // Seconds.
 
 }  // namespace
 

@@ -5,9 +5,11 @@
 // The driver tells the time between two events of a device alone. So now and
 // then the clock records an anchor, an event on a stream of its own, which has
 // no other work: the device comes to it some microseconds after the host has
-// recorded it. The time of another event is that of the anchor, and the time
-// between the two. Anchors are a second old at most, in which the clocks of
-// device and host drift apart by some ten microseconds.
+// recorded it, or later where the driver has one queue for many streams
+// (CUDA_DEVICE_MAX_CONNECTIONS). The time of another event is that of the
+// anchor, and the time between the two. Anchors are a second old at most when
+// an event is recorded; in a second the clocks of device and host drift apart
+// by some ten microseconds.
 //
 // Thread-safe, but for End.
 

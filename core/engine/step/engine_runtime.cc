@@ -133,7 +133,9 @@ Status EngineRuntime::Synchronize(const Deadline& deadline) const {
   if (updates_ != nullptr) {
     SHARD_RETURN_IF_ERROR(updates_->Synchronize(deadline));
   }
-  return compute_->Synchronize(deadline);
+  SHARD_RETURN_IF_ERROR(compute_->Synchronize(deadline));
+  queue_->RetireFinished(true);
+  return Status();
 }
 
 Status EngineRuntime::WithLateRanks(const Status& status,

@@ -101,7 +101,8 @@ class CommQueue {
   // Returns the stream of the queue.
   Stream& stream() const { return *stream_; }
 
-  // Removes work that is done. `overlapped`: before the host waited for it.
+  // Removes work that is done, and records what devices have done.
+  // `overlapped`: before the host waited for it.
   void RetireFinished(bool overlapped);
   // Returns the counters and sets them to 0. The time of work that is not done
   // is that of the next call.

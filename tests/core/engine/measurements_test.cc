@@ -6,11 +6,14 @@
 #include "core/engine/transfer/measurements.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
-#include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,6 +21,9 @@
 #include "core/device/device.h"
 #include "core/device/forwarding_stream.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/base/temp_folder.h"
+#include "tests/core/observe/observing.h"
+#include "tests/core/observe/trace_reader.h"
 
 namespace shard::measurements_test {
 namespace {
@@ -103,6 +109,38 @@ TEST_F(MeasurementsTest, ComeInTheOrderOfTheWork) {
   EXPECT_EQ(Counted(EventId::kEagerUpdate).calls, 1u);
   // Only transfers count.
   EXPECT_EQ(measurements_->TakeSeconds(), 0);
+}
+
+// A clock that is not exact makes no event of a stream overlap the one before.
+TEST_F(MeasurementsTest, OfAStreamDoNotOverlap) {
+  const testing::TempFolder folder;
+  const std::string path = folder / "trace.json";
+  auto observer = testing::OpenObserver({.trace = path});
+  measurements_ = std::make_shared<Measurements>(observer.get());
+  Measure(EventId::kGather);
+  Measure(EventId::kReduce);
+  const int64_t times[] = {1, 3, 2, 5};
+  for (size_t i = 0; i < 4; ++i) stream_->Come(i, times[i] * kSecond);
+  measurements_->Record();
+  EXPECT_EQ(measurements_->TakeSeconds(), 5);
+  measurements_.reset();
+  observer.reset();
+  std::map<std::string, nlohmann::json> spans;
+  for (const nlohmann::json& event : testing::ReadTrace(path)) {
+    spans[event.at("name")] = event;
+  }
+  const nlohmann::json gather = spans.at("gather");
+  const nlohmann::json reduce = spans.at("reduce");
+  EXPECT_EQ(gather.at("tid"), reduce.at("tid"));
+  EXPECT_GT(gather.at("tid").get<int64_t>(), ::gettid());
+  const nlohmann::json thread = spans.at("thread_name");
+  EXPECT_EQ(thread.at("tid"), gather.at("tid"));
+  EXPECT_EQ(thread.at("args").at("name"), stream_->name());
+  // Microseconds.
+  EXPECT_EQ(gather.at("ts"), 1e6);
+  EXPECT_EQ(gather.at("dur"), 2e6);
+  EXPECT_EQ(reduce.at("ts"), 3e6);
+  EXPECT_EQ(reduce.at("dur"), 3e6);
 }
 
 // A clock that is not exact makes no time negative.

@@ -72,10 +72,10 @@ class Rank:
                 ctypes.c_uint64(1))
         self.comm.barrier()
         thread = threading.Thread(target=self.expect_error)
+        # It keeps the lock until it is in the call that waits.
+        sys.setswitchinterval(10)
         thread.start()
         assert self.calls(ctypes.CDLL, GATHER, gathers + 1, 20) > gathers
-        # The other thread keeps the lock until it is in the call that waits.
-        sys.setswitchinterval(10)
         assert self.waiting.wait(20)
         return thread
 
