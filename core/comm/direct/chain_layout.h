@@ -23,7 +23,7 @@ inline constexpr size_t kChainLineElements = 32;
 // sets.
 struct ChainSizes {
   size_t gradient_bytes;  // Of an element.
-  // Of all parts of the kind, for one element of a tile.
+  // The bytes of all parts of the kind, for one element of a tile.
   size_t all_gradients;
   size_t all_sums;
 
