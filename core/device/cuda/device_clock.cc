@@ -13,7 +13,9 @@ namespace shard::cuda {
 namespace {
 
 constexpr int64_t kLongest = 1'000'000'000;  // Nanoseconds that anchors last.
-constexpr double kMoment = 1;                // Seconds.
+// Seconds. A host's call is held up for so long where the driver has one queue
+// for all streams, and work in it is stuck before the anchor.
+constexpr double kMoment = 0.1;
 
 }  // namespace
 
