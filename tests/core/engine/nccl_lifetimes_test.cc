@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <functional>
 #include <iterator>
+#include <list>
 #include <memory>
 #include <string>
 #include <thread>
@@ -22,6 +23,7 @@
 #include "tests/core/base/comes_true.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/in_child.h"
+#include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/nccl_training.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/fake_nccl/fake_nccl_fixture.h"
@@ -73,6 +75,9 @@ std::vector<float> LearnedAlone(const Form& form) {
   return learned;
 }
 
+// Each on a stream of its own: on one that both use, the order of their work
+// would be another one on each rank, and their collectives would wait for each
+// other.
 TEST(NcclLifetimesTest, TwoEnginesTrainAtTheSameTime) {
   const Form forms[] = {{.world_size = kRanks, .stage = 1},
                         {.world_size = kRanks, .stage = 3}};
@@ -80,11 +85,14 @@ TEST(NcclLifetimesTest, TwoEnginesTrainAtTheSameTime) {
   for (const Form& form : forms) expected.push_back(LearnedAlone(form));
   const FakeNccl fake(Gpus());
   RunRanks([&](const std::shared_ptr<Communicator>& comm) {
+    std::list<cuda_training::HostsStream> streams;
     std::vector<std::unique_ptr<RankTraining>> trainings;
     for (const Form& form : forms) {
       trainings.push_back(
           std::make_unique<RankTraining>(form, MakePlan(form), comm, kTimeout));
       ASSERT_OK(trainings.back()->Create());
+      ASSERT_OK(trainings.back()->engine()->SetStream(
+          streams.emplace_back(comm->rank()).get()));
       ASSERT_OK(trainings.back()->Fill());
     }
     std::vector<std::thread> threads;
