@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A host of the C interface that captures a step as a CUDA graph and replays it
-// a hundred times: its state has the bits of plain steps. Runs on the fake of
-// the driver, which complains at the program's end where work had no order or
-// something is not freed, and faults where the program uses the GPU's memory.
+// a hundred times: its state has the bits of plain steps, also where it makes
+// mistakes in between. Runs on the fake of the driver, which complains at the
+// program's end where work had no order or something is not freed, and faults
+// where the program uses the GPU's memory.
 
 #include <cmath>
 #include <cstddef>
@@ -68,14 +69,14 @@ class Host {
     EXPECT_OK(shard_engine_set_param(engine, 0, ones.data(), kBytes));
     EXPECT_OK(shard_engine_broadcast_params(engine, 0));
   }
-  ~Host() {
-    if (graph_ != nullptr) gpu_.Free(graph_);
-  }
+  ~Host() { FreeGraph(); }
   Host(const Host&) = delete;
   Host& operator=(const Host&) = delete;
 
   // Captures the copy of gradients, a step, and zeros for the next gradients.
   void Capture() {
+    const int64_t completed = CompletedSteps();
+    FreeGraph();
     graph_ = gpu_.Capture([&] {
       EXPECT_OK(shard_engine_capture_begin(engine_.get()));
       CopyGrad();
@@ -83,7 +84,31 @@ class Host {
       EXPECT_OK(shard_engine_zero_grad(engine_.get()));
       EXPECT_OK(shard_engine_capture_end(engine_.get()));
     });
-    EXPECT_EQ(CompletedSteps(), 0);
+    EXPECT_EQ(CompletedSteps(), completed);
+  }
+  // Ends a capture of the stream before that of the engine.
+  void EndCaptureEarly() {
+    gpu_.Free(gpu_.Capture(
+        [&] { EXPECT_OK(shard_engine_capture_begin(engine_.get())); }));
+    EXPECT_FAILS(shard_engine_step(engine_.get(), &options_, nullptr),
+                 SHARD_FAILED_PRECONDITION, "capture_end");
+    EXPECT_FAILS(shard_engine_capture_end(engine_.get()),
+                 SHARD_FAILED_PRECONDITION, "has ended before",
+                 "capture_end before cudaStreamEndCapture");
+  }
+  void ExpectNoReplay(const shard_step_options& options, const char* text) {
+    EXPECT_FAILS(shard_engine_before_replay(engine_.get(), &options),
+                 SHARD_FAILED_PRECONDITION, "before_replay", text, "capture");
+  }
+  const shard_step_options& options() const { return options_; }
+
+  // Freezes the parameter, and trains it again, as a new one.
+  void ChangePlan() {
+    constexpr int32_t kParam = 0;
+    for (const int32_t trainable : {0, 1}) {
+      EXPECT_OK(
+          shard_engine_set_trainable(engine_.get(), &kParam, 1, trainable, 0));
+    }
   }
 
   void Replay(int number) {
@@ -96,6 +121,8 @@ class Host {
 
   void Step(int number) {
     SetRate(number);
+    // A replay reads the pinned memory.
+    EXPECT_OK(shard_engine_synchronize(engine_.get(), 0));
     WriteGrad(number);
     CopyGrad();
     shard_step_report report = SHARD_STEP_REPORT_INIT;
@@ -134,6 +161,10 @@ class Host {
   }
 
  private:
+  void FreeGraph() {
+    if (graph_ != nullptr) gpu_.Free(graph_);
+    graph_ = nullptr;
+  }
   int64_t CompletedSteps() const {
     int64_t steps = -1;
     EXPECT_OK(shard_engine_completed_steps(engine_.get(), &steps));
@@ -187,6 +218,47 @@ TEST(CapturedStepsTest, AHundredReplaysAreAHundredPlainSteps) {
   ASSERT_EQ(plain.tensors["weight"].size(), kBytes);
   std::memcpy(&value, plain.tensors["weight"].data(), sizeof(value));
   EXPECT_TRUE(std::isfinite(value) && value != 1.0f) << value;
+}
+
+// After each error training goes on, without the graph or with a new one, with
+// the bits of a training that had no errors.
+TEST(CapturedStepsTest, WhatIsNoReplayIsAnErrorAndTrainingGoesOn) {
+  const HostsGpu gpu(kBytes);
+  Result results[2];
+  for (const bool captures : {false, true}) {
+    SCOPED_TRACE(captures);
+    Host host(gpu);
+    const auto step = [&](int number) {
+      captures ? host.Replay(number) : host.Step(number);
+    };
+    if (captures) {
+      host.ExpectNoReplay(host.options(), "no step was captured");
+      host.EndCaptureEarly();
+      host.Capture();
+    }
+    step(1);
+    if (captures) {
+      shard_step_options other = host.options();
+      other.max_grad_norm = 0;
+      other.skip_nonfinite = 0;
+      host.ExpectNoReplay(other, "norm");
+    }
+    host.Step(2);
+    step(3);
+    host.ChangePlan();
+    if (captures) {
+      host.ExpectNoReplay(host.options(), "the plan has changed since");
+    }
+    host.Step(4);
+    if (captures) host.Capture();
+    step(5);
+    results[captures ? 1 : 0] = host.End();
+  }
+  EXPECT_EQ(results[0].steps, 5);
+  EXPECT_EQ(results[1].steps, 5);
+  EXPECT_EQ(results[0].tensors.size(), 3u);
+  EXPECT_TRUE(results[1].tensors == results[0].tensors);
+  EXPECT_EQ(results[1].numbers, results[0].numbers);
 }
 
 }  // namespace

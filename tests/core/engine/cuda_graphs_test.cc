@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -123,12 +125,16 @@ INSTANTIATE_TEST_SUITE_P(
     // Codes of 8 bits are rounded by random bits, which steps number.
     ::testing::Combine(::testing::Values("adamw", "adam?states=q8",
                                          "sgd?momentum=0.9", "lamb",
-                                         "adafactor", "muon"),
+                                         "adafactor", "muon",
+                                         "muon?matmul_precision=high",
+                                         "muon?matmul_precision=medium"),
                        ::testing::Bool()),
     [](const auto& info) {
-      const std::string& optimizer = std::get<0>(info.param);
-      return optimizer.substr(0, optimizer.find('?')) +
-             (std::get<1>(info.param) ? "_clipped" : "_plain");
+      std::string name = std::get<0>(info.param);
+      std::replace_if(
+          name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; },
+          '_');
+      return name + (std::get<1>(info.param) ? "_clipped" : "_plain");
     });
 
 // ---- A capture --------------------------------------------------------------
