@@ -18,9 +18,13 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "core/base/deadline.h"
+#include "core/base/dtype.h"
 #include "core/base/offload.h"
+#include "core/base/strings.h"
 #include "core/device/cuda/cuda_device.h"
 #include "core/device/device.h"
 #include "core/device/offload/offloading_device.h"
@@ -49,6 +53,7 @@ using cuda_offload::kUnits;
 using cuda_offload::MakePlan;
 using cuda_offload::MakeUnscaled;
 using cuda_offload::Train;
+using cuda_offload::TrainUnits;
 using cuda_offload::WriteGrads;
 using cuda_training::Clipped;
 using cuda_training::MakeEngine;
@@ -229,42 +234,69 @@ TEST_F(CudaOffloadTest, AStepEndsAfterTheUpdatesThatWereMadeBeforeIt) {
   }
 }
 
-// Sums of ranks come down as wide as they are. What the ranks exchange passes
-// the host without offload, too.
+// Sums of ranks come down as wide as they are, those of a shard in stages 2 and
+// 3. What the ranks exchange passes the host without offload, too.
 TEST_F(CudaOffloadTest, SumsOfRanksComeDownAsWideAsTheyAre) {
   struct Bytes {
     uint64_t down;
     uint64_t up;
   };
-  for (const bool deterministic : {false, true}) {
-    SCOPED_TRACE(deterministic);
-    Case of = kBf16;
-    of.deterministic = deterministic;
-    const auto plan = MakePlan(of, 2);
-    const auto moved = [&](std::optional<Offload> offload, int steps) -> Bytes {
-      const FakeCounters before = Count();
-      RunThreadRanks(2, [&](const auto& comm) {
-        const auto engine = MakeEngine(plan, comm, offload);
-        ASSERT_OK(engine);
-        FillWith(engine->get(), of.dtype);
-        for (int step = 1; step <= steps; ++step) {
-          Train(engine->get(), step, Clipped());
-        }
-        ASSERT_OK((*engine)->Synchronize(0));
-      });
-      const FakeCounters made = CountSince(before);
-      return {made.to_host.bytes, made.to_device.bytes};
-    };
-    const auto step = [&](std::optional<Offload> offload) -> Bytes {
-      const Bytes one = moved(offload, 1);
-      const Bytes two = moved(offload, 2);
-      return {two.down - one.down, two.up - one.up};
-    };
-    const Bytes exchanged = step(std::nullopt);
-    const Bytes all = step(kOffload);
-    EXPECT_EQ(all.down - exchanged.down,
-              (deterministic ? 4u : 2u) * kUnits * kElements);
-    EXPECT_EQ(all.up - exchanged.up, 2u * kUnits * kElements);
+  struct Ranks {
+    int count;
+    DType dtype;
+    bool deterministic;
+    bool begins;
+    // Per element, of all ranks.
+    Bytes moved;
+  };
+  for (const Ranks& ranks : {Ranks{2, DType::kBF16, false, false, {2, 2}},
+                             Ranks{2, DType::kBF16, false, true, {2, 2}},
+                             // Two would save no memory, since sums are of f32.
+                             Ranks{4, DType::kBF16, true, false, {4, 2}},
+                             Ranks{2, DType::kF32, false, false, {8, 4}},
+                             Ranks{2, DType::kF32, true, true, {8, 4}}}) {
+    for (const int stage : {1, 2, 3}) {
+      SCOPED_TRACE(StrCat("stage ", stage, ", ", DTypeName(ranks.dtype),
+                          ranks.deterministic ? ", deterministic" : "",
+                          ranks.begins ? ", begun" : ""));
+      Case of = kBf16;
+      of.dtype = ranks.dtype;
+      of.deterministic = ranks.deterministic;
+      of.stage = stage;
+      of.units = 8;  // So many that sharding them saves memory.
+      const auto plan = MakePlan(of, ranks.count);
+      const StepOptions options = ranks.begins ? StepOptions() : Clipped();
+      const auto step = [&](bool offloads) -> Bytes {
+        FakeCounters moved;
+        RunThreadRanks(ranks.count, [&](const auto& comm) {
+          EngineOptions made;
+          made.opened_device = *cuda::OpenDevice("0");
+          if (offloads) {
+            made.opened_device = OffloadStates(std::move(made.opened_device),
+                                               *OpenDevice("cpu"), kOffload);
+          }
+          const auto engine = Engine::Create(plan, comm, made);
+          ASSERT_OK(engine);
+          FillWith(engine->get(), of.dtype);
+          FakeCounters before;
+          for (int number = 1; number <= 2; ++number) {
+            TrainUnits(engine->get(), number, options, ranks.begins);
+            ASSERT_OK((*engine)->Synchronize(0));
+            ASSERT_OK(comm->Barrier("stepped", Deadline::After(30)));
+            if (number == 1) before = Count();
+            ASSERT_OK(comm->Barrier("counted", Deadline::After(30)));
+          }
+          if (comm->rank() == 0) moved = CountSince(before);
+          ASSERT_OK(comm->Barrier("counted", Deadline::After(30)));
+        });
+        return {moved.to_host.bytes, moved.to_device.bytes};
+      };
+      const Bytes exchanged = step(false);
+      const Bytes all = step(true);
+      EXPECT_EQ(all.down - exchanged.down,
+                ranks.moved.down * of.units * kElements);
+      EXPECT_EQ(all.up - exchanged.up, ranks.moved.up * of.units * kElements);
+    }
   }
 }
 

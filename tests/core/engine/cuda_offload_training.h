@@ -25,6 +25,7 @@
 #include "tests/core/engine/cuda_training.h"
 #include "tests/core/engine/states.h"
 #include "tests/core/engine/unit_training.h"
+#include "tests/core/flat/sharding.h"
 
 namespace shard::cuda_offload {
 
@@ -43,6 +44,8 @@ struct Case {
   bool has_padding = false;
   bool f32_grads = false;
   bool deterministic = false;
+  int stage = 1;
+  size_t units = kUnits;
   // Per element, in a step: to the host, and back.
   uint64_t down;
   uint64_t up;
@@ -52,7 +55,7 @@ inline std::shared_ptr<const Plan> MakePlan(const Case& of,
                                             int world_size = 1) {
   UnitTraining training;
   training.model = std::make_shared<Model>("Net");
-  for (size_t u = 0; u < kUnits; ++u) {
+  for (size_t u = 0; u < of.units; ++u) {
     const ModuleId block =
         *training.model->AddModule(kRootModule, StrCat("block", u), "Block");
     // Multiples of a block of 8-bit states leave no padding.
@@ -66,9 +69,11 @@ inline std::shared_ptr<const Plan> MakePlan(const Case& of,
   training.plan.f32_grads = of.f32_grads;
   training.plan.world_size = world_size;
   training.plan.deterministic = of.deterministic;
+  training.plan.stage = of.stage;
   training.plan.prefetch = 0;
   const auto plan = PlanOf(training);
   EXPECT_OK(plan);
+  EXPECT_TRUE(ShardsAsItsStage(**plan));
   return *plan;
 }
 
@@ -113,6 +118,20 @@ inline void Train(Engine* engine, int step, const StepOptions& options,
     WriteGrads(engine, unit, step, finite);
   }
   ASSERT_OK(engine->Step(options, report));
+}
+
+// As Train, in any stage; `begins`: the step is begun before its gradients.
+inline void TrainUnits(Engine* engine, int step, const StepOptions& options,
+                       bool begins) {
+  if (begins) ASSERT_OK(engine->BeginStep(options));
+  for (int32_t unit = static_cast<int32_t>(engine->plan().units().size());
+       unit-- > 0;) {
+    ASSERT_OK(engine->UnitAcquire(unit, Pass::kBackward, 0));
+    WriteGrads(engine, unit, step);
+    ASSERT_OK(engine->MarkUnitGradsReady(unit));
+    ASSERT_OK(engine->UnitRelease(unit));
+  }
+  ASSERT_OK(engine->Step(options, nullptr));
 }
 
 // The parameters and states of an engine, as bytes, with padding.
