@@ -26,6 +26,7 @@
 #include "tests/core/engine/nccl_training.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/core/engine/unit_training.h"
+#include "tests/core/flat/sharding.h"
 #include "tests/fake_nccl/fake_nccl_fixture.h"
 
 namespace shard::nccl_engine_test {
@@ -43,6 +44,13 @@ constexpr int kRanks = 4;
 
 Form FormOf(int stage) {
   return {.units = kUnits, .world_size = 2, .stage = stage};
+}
+
+// The plan of a stage, which shards what the stage does.
+std::shared_ptr<const Plan> PlanFor(int stage) {
+  auto plan = MakePlan(FormOf(stage));
+  EXPECT_TRUE(ShardsAsItsStage(*plan));
+  return plan;
 }
 
 testing::fake_cuda::Options Gpus(int count) {
@@ -65,6 +73,7 @@ std::shared_ptr<const Plan> PlanWith(int64_t numel, bool deterministic,
   training.plan.alignment_bytes = 1;
   const auto plan = ::shard::PlanOf(training);
   EXPECT_OK(plan);
+  EXPECT_TRUE(ShardsAsItsStage(**plan));
   return *plan;
 }
 
@@ -102,7 +111,7 @@ TEST(CollectivesMemoryTest, IsThatOfTheBlocks) {
 
 // A host asks for NCCL where all ranks can use it, and is told whether they do.
 TEST(NcclEngineTest, AnEngineSaysHowTensorsMove) {
-  const auto plan = MakePlan(FormOf(1));
+  const auto plan = PlanFor(1);
   for (const bool have_gpus_of_their_own : {true, false}) {
     const FakeNccl fake(Gpus(2));
     RunThreadRanks(
@@ -138,7 +147,7 @@ TEST(NcclEngineTest, AnEngineSaysHowTensorsMove) {
 
 TEST(NcclEngineTest, AWaitThatIsTooShortNamesTheRanksThatAreLate) {
   const FakeNccl fake(Gpus(2));
-  const auto plan = MakePlan(FormOf(1));
+  const auto plan = PlanFor(1);
   std::promise<void> late;
   RunThreadRanks(
       2,
@@ -168,7 +177,7 @@ TEST(NcclEngineTest, AWaitThatIsTooShortNamesTheRanksThatAreLate) {
 // gives them a whole pass, and then waits.
 TEST(NcclEngineTest, NoCallOfAUnitWaitsForItsTransfers) {
   const FakeNccl fake(Gpus(2));
-  const auto plan = MakePlan(FormOf(3));
+  const auto plan = PlanFor(3);
   const auto units = static_cast<int32_t>(plan->units().size());
   ASSERT_GT(units, 2);
   RunThreadRanks(
@@ -216,7 +225,7 @@ TEST(NcclEngineTest, NoCallOfAUnitWaitsForItsTransfers) {
 
 TEST(NcclEngineTest, AnEngineSaysWhyNoMemoryIsRegistered) {
   const FakeNccl fake(Gpus(2), {.registers = false});
-  const auto plan = MakePlan(FormOf(3));
+  const auto plan = PlanFor(3);
   RunThreadRanks(
       2,
       [&](const std::shared_ptr<Communicator>& comm) {
@@ -235,7 +244,7 @@ TEST(NcclEngineTest, AnEngineSaysWhyNoMemoryIsRegistered) {
 // What one rank made is ended, and the others do not wait for more.
 TEST(NcclEngineTest, AnEngineIsMadeAfterOneThatFailed) {
   const FakeNccl fake(Gpus(2));
-  const auto plan = MakePlan(FormOf(1));
+  const auto plan = PlanFor(1);
   testing::fake_nccl::FailCall("ncclCommInitRankConfig", 2,
                                testing::fake_nccl::Result::kSystemError);
   RunThreadRanks(
@@ -274,6 +283,7 @@ std::vector<std::vector<float>> TrainMore(const std::string& device) {
   training.plan.stage = 1;
   const auto plan = PlanOf(training);
   EXPECT_OK(plan);
+  EXPECT_TRUE(ShardsAsItsStage(**plan));
   std::vector<std::vector<float>> result;
   RunThreadRanks(
       2,
@@ -320,7 +330,7 @@ TEST(NcclEngineTest, AStepWhoseCollectiveIsStuckEndsInTime) {
     for (const uint64_t collective : {1, 3, 5}) {
       SCOPED_TRACE(StrCat("stage ", stage, ", collective ", collective));
       const FakeNccl fake(Gpus(2));
-      const auto plan = MakePlan(FormOf(stage));
+      const auto plan = PlanFor(stage);
       RunThreadRanks(
           2,
           [&](const std::shared_ptr<Communicator>& comm) {
