@@ -20,6 +20,7 @@
 #include "core/engine/transfer/collectives_memory.h"
 #include "core/observe/observer.h"
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/norm.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/cuda_training.h"
@@ -39,6 +40,9 @@ using testing::fake_nccl::Counts;
 
 // So many that sharding gradients and parameters of two ranks saves memory.
 constexpr int kUnits = 5;
+// The elements of a unit's buffer.
+constexpr int kElements = 3000;
+constexpr int kSteps = 2;
 
 testing::fake_cuda::Options Gpus(int count) {
   testing::fake_cuda::Options options;
@@ -53,6 +57,8 @@ struct Sums {
   int ranks = 4;
   // Steps of AdamW that clip, else of SGD that do not.
   bool clips = false;
+
+  bool has_bf16() const { return !clips || ranks != 2; }
 
   std::string Name() const {
     return StrCat("stage", stage, "_of", ranks, group_size > 0 ? "_groups" : "",
@@ -74,9 +80,9 @@ std::shared_ptr<const Plan> PlanOf(const Sums& sums) {
     const ModuleId block =
         *training.model->AddModule(kRootModule, StrCat("block", u), "Block");
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      if (dtype == DType::kBF16 && sums.clips && sums.ranks == 2) continue;
-      EXPECT_OK(
-          training.model->AddParam(block, DTypeName(dtype), dtype, {3000}));
+      if (dtype == DType::kBF16 && !sums.has_bf16()) continue;
+      EXPECT_OK(training.model->AddParam(block, DTypeName(dtype), dtype,
+                                         {kElements}));
     }
   }
   training.optimizer = sums.clips ? "adamw?lr=0.1" : "sgd?lr=0.5";
@@ -95,10 +101,9 @@ std::shared_ptr<const Plan> PlanOf(const Sums& sums) {
 // Returns what an engine tells of its sums: in shard groups two levels of them,
 // unless they are deterministic.
 std::string SumsText(const Sums& sums) {
-  const bool has_bf16 = !sums.clips || sums.ranks != 2;
   const std::string orders =
       StrCat(R"(,"f32":")", sums.deterministic ? "ranks" : "library", R"(")",
-             has_bf16 ? R"(,"bf16":"ranks")" : "", "}");
+             sums.has_bf16() ? R"(,"bf16":"ranks")" : "", "}");
   const int group = sums.deterministic ? 0 : sums.group_size;
   return group == 0 ? StrCat(R"("sums":[{"ranks":)", sums.ranks, orders, "]")
                     : StrCat(R"("sums":[{"ranks":)", group, orders,
@@ -162,12 +167,57 @@ std::string TextSince(MovedCounts before, const MovedCounts& now) {
   return text;
 }
 
-// The parameters of rank 0 after two steps, by dtype.
+// Returns that text of the steps of Train, for each rank, from the sizes alone.
+// Each rank owns a block of a buffer, of whole 64 bytes. With r groups of g
+// ranks, the g - 1 peers of its group hold r blocks each, and its r - 1
+// replicas own one each: a rank sends as many, of gradients to their owners and
+// of parameters to those that need them.
+std::string TextOfSteps(const Sums& sums) {
+  const auto ranks = static_cast<uint64_t>(sums.ranks);
+  const uint64_t group =
+      sums.group_size > 0 ? static_cast<uint64_t>(sums.group_size) : ranks;
+  const uint64_t groups = ranks / group;
+  const auto block_of = [&](uint64_t element_bytes) {
+    const uint64_t bytes = (kElements + ranks - 1) / ranks * element_bytes;
+    return (bytes + 63) / 64 * 64;
+  };
+  const uint64_t blocks = block_of(4) + (sums.has_bf16() ? block_of(2) : 0);
+  const uint64_t units = kSteps * kUnits;
+  const uint64_t buffers = units * (sums.has_bf16() ? 2 : 1);
+  const uint64_t levels = groups > 1 && !sums.deterministic ? 2 : 1;
+  const uint64_t in_group = units * blocks * (group - 1) * groups;
+  const uint64_t between = units * blocks * (groups - 1);
+  const bool gathers = sums.stage == 3;
+  // Blocks of whole parameters go to all ranks, others to replicas.
+  const uint64_t publish_bytes = between + (gathers ? 0 : in_group);
+  const uint64_t publish_levels = (groups > 1 ? 1u : 0u) + (gathers ? 0u : 1u);
+  const uint64_t gather_bytes = gathers ? in_group : 0;
+  MovedCounts counts;
+  const auto set = [&](const char* event, uint64_t calls, uint64_t bytes) {
+    counts[event].calls = calls;
+    counts[event].bytes = bytes;
+  };
+  set("gather", gathers ? units : 0, gather_bytes);
+  set("reduce", units, in_group + between);
+  set("publish", publish_bytes > 0 ? buffers : 0, publish_bytes);
+  set("reduce_scatter", buffers * levels, in_group + between);
+  // A norm is the sum of the ranks' own.
+  const uint64_t norms = sums.clips ? kSteps : 0;
+  set("all_gather_blocks",
+      buffers * (publish_levels + (gathers ? 1 : 0)) + norms,
+      gather_bytes + publish_bytes + norms * (ranks - 1) * sizeof(NormSum));
+  set("broadcast", 0, 0);
+  return TextSince({}, counts);
+}
+
+// The parameters of rank 0 after the steps, by dtype.
 struct Result {
   std::vector<float> f32;
   std::vector<float> bf16;
-  std::vector<double> norms;       // Of rank 0, by step.
-  std::vector<std::string> moved;  // By rank.
+  std::vector<double> norms;  // Of rank 0, by step.
+  // By rank, with the first values and the reads of the result, and without.
+  std::vector<std::string> moved;
+  std::vector<std::string> moved_by_steps;
 };
 
 Status ReadParams(Engine* engine, Result* result) {
@@ -185,7 +235,7 @@ Status ReadParams(Engine* engine, Result* result) {
   return engine->EndSummon(false, 0);
 }
 
-// Trains two steps. `counts` receives what NCCL did in the second on rank 0.
+// Trains kSteps steps. `counts` receives what NCCL did in the last on rank 0.
 // `link`: as for RunThreadRanks.
 Result Train(const std::string& device, const Sums& sums, Counts* counts,
              const testing::fake_nccl::Options& options = {},
@@ -194,6 +244,7 @@ Result Train(const std::string& device, const Sums& sums, Counts* counts,
   const auto plan = PlanOf(sums);
   Result result;
   result.moved.resize(static_cast<size_t>(sums.ranks));
+  result.moved_by_steps.resize(static_cast<size_t>(sums.ranks));
   RunThreadRanks(
       sums.ranks,
       [&](const std::shared_ptr<Communicator>& comm) {
@@ -212,9 +263,11 @@ Result Train(const std::string& device, const Sums& sums, Counts* counts,
         // The making of an engine broadcasts NCCL's identifiers.
         const MovedCounts made = CountMoved(*comm);
         ASSERT_OK(Fill(engine->get()));
+        ASSERT_OK((*engine)->Synchronize(0));
+        const MovedCounts filled = CountMoved(*comm);
         const testing::fake_nccl::Target me = {.rank = comm->rank()};
         Counts before;
-        for (int step = 1; step <= 2; ++step) {
+        for (int step = 1; step <= kSteps; ++step) {
           ASSERT_OK((*engine)->Synchronize(0));
           before = testing::fake_nccl::Count(me);
           StepReport report;
@@ -232,6 +285,8 @@ Result Train(const std::string& device, const Sums& sums, Counts* counts,
             counts->calls[symbol] = count - before.Calls(symbol);
           }
         }
+        result.moved_by_steps[static_cast<size_t>(comm->rank())] =
+            TextSince(filled, CountMoved(*comm));
         Result read;
         ASSERT_OK(ReadParams(engine->get(), &read));
         result.moved[static_cast<size_t>(comm->rank())] =
@@ -253,11 +308,14 @@ double Difference(const std::vector<float>& a, const std::vector<float>& b) {
   return most;
 }
 
-// The same operations move the same bytes, whoever moves them.
-void ExpectSameMoved(const Result& gpus, const Result& cpus) {
+// The same operations move the same bytes, whoever moves them: in steps those
+// of the sizes.
+void ExpectMoved(const Sums& sums, const Result& gpus, const Result& cpus) {
+  const std::string steps = TextOfSteps(sums);
   ASSERT_EQ(gpus.moved.size(), cpus.moved.size());
   for (size_t rank = 0; rank < gpus.moved.size(); ++rank) {
-    EXPECT_NE(gpus.moved[rank], "");
+    EXPECT_EQ(gpus.moved_by_steps[rank], steps) << "rank " << rank;
+    EXPECT_EQ(cpus.moved_by_steps[rank], steps) << "rank " << rank;
     EXPECT_EQ(gpus.moved[rank], cpus.moved[rank]) << "rank " << rank;
   }
 }
@@ -270,11 +328,11 @@ TEST_P(NcclSumsTest, HaveTheBitsAndTheCallsOfTheirOrder) {
   const Sums& sums = GetParam();
   Counts counts;
   const Result gpus = Train("cuda", sums, &counts);
-  ASSERT_EQ(gpus.f32.size(), 3000u * kUnits);
+  ASSERT_EQ(gpus.f32.size(), size_t{kElements} * kUnits);
   Counts none;
   const Result cpus = Train("cpu", sums, &none);
   ASSERT_EQ(cpus.f32.size(), gpus.f32.size());
-  ExpectSameMoved(gpus, cpus);
+  ExpectMoved(sums, gpus, cpus);
   // The thread sanitizer's configuration has no fused multiply-add on the CPU.
   if (SHARD_TESTS_THREAD_SANITIZER == 0) {
     EXPECT_TRUE(gpus.bf16 == cpus.bf16);
@@ -327,13 +385,13 @@ TEST_P(NcclClippingTest, HasTheBitsOfProcessors) {
   const Sums& sums = GetParam();
   Counts counts;
   const Result gpus = Train("cuda", sums, &counts);
-  ASSERT_EQ(gpus.f32.size(), 3000u * kUnits);
+  ASSERT_EQ(gpus.f32.size(), size_t{kElements} * kUnits);
   EXPECT_GT(counts.Calls("ncclSend"), 0u);
   EXPECT_EQ(counts.Calls("ncclReduceScatter"), 0u);
   Counts none;
   const Result cpus = Train("cpu", sums, &none);
-  ExpectSameMoved(gpus, cpus);
-  ASSERT_EQ(gpus.norms.size(), 2u);
+  ExpectMoved(sums, gpus, cpus);
+  ASSERT_EQ(gpus.norms.size(), size_t{kSteps});
   // The clipping does something.
   EXPECT_GT(gpus.norms[0], 1);
   EXPECT_EQ(gpus.norms, cpus.norms);
@@ -363,7 +421,7 @@ TEST(NcclMemoryTest, RegisteredMemoryHasTheSameBits) {
     EXPECT_GT(testing::fake_nccl::Count().Calls("ncclCommRegister"), 0u);
     const Result plain = Train("cuda", sums, &counts, {.version = 21805});
     EXPECT_EQ(testing::fake_nccl::Count().Calls("ncclMemAlloc"), 0u);
-    ASSERT_EQ(registered.f32.size(), 3000u * kUnits);
+    ASSERT_EQ(registered.f32.size(), size_t{kElements} * kUnits);
     EXPECT_TRUE(registered.f32 == plain.f32);
     EXPECT_TRUE(registered.bf16 == plain.bf16);
   }
