@@ -6,8 +6,8 @@ def long_forms(longasan = {}, longtsan = {}, longsan = {}):
 
     The default configuration runs all of them, and so do --config=long_asan and
     long_tsan. What is left out takes paths, or has pairs of threads, that other
-    tests of the program have: a sanitizer sees each once. The tags of the same
-    names leave out a whole program.
+    tests of the program have: a sanitizer sees each once. under_sanitizer.sh prints
+    what is left out, and why. The tags of the same names leave out a whole program.
 
     Args:
       longasan: by pattern of tests (as in --gtest_filter), why they are left out
@@ -16,8 +16,13 @@ def long_forms(longasan = {}, longtsan = {}, longsan = {}):
       longsan: the same for both.
     """
     env = {}
-    if longasan or longsan:
-        env["SHARD_TEST_LONG_ASAN"] = ":".join(longasan.keys() + longsan.keys())
-    if longtsan or longsan:
-        env["SHARD_TEST_LONG_TSAN"] = ":".join(longtsan.keys() + longsan.keys())
+    for name, reasons in [
+        ("SHARD_TEST_LONG_ASAN", dict(longasan, **longsan)),
+        ("SHARD_TEST_LONG_TSAN", dict(longtsan, **longsan)),
+    ]:
+        if reasons:
+            env[name] = "\n".join([
+                "%s: %s" % (tests, why)
+                for tests, why in reasons.items()
+            ])
     return env

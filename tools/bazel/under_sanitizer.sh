@@ -4,8 +4,9 @@
 # Runs a test under a sanitizer: under_sanitizer.sh CONFIGURATION PROGRAM [ARG...]
 #
 # CONFIGURATION is asan or tsan, which leave out the tests that long_forms.bzl has
-# put into the environment, or long_asan or long_tsan. Tests that the caller names
-# (--test_filter) are not left out.
+# put into the environment, lines of "PATTERN: REASON", which are printed first; or
+# long_asan or long_tsan. Tests that the caller names (--test_filter) are not left
+# out.
 configuration="$1"
 shift
 left_out=
@@ -14,7 +15,14 @@ case "$configuration" in
   tsan) left_out="${SHARD_TEST_LONG_TSAN-}" ;;
 esac
 if [ -n "$left_out" ] && [ -z "${TESTBRIDGE_TEST_ONLY-}" ]; then
-  GTEST_FILTER="-$left_out"
+  GTEST_FILTER=
+  while IFS= read -r line; do
+    echo "left out under $configuration: $line"
+    GTEST_FILTER="$GTEST_FILTER:${line%%: *}"
+  done <<END
+$left_out
+END
+  GTEST_FILTER="-${GTEST_FILTER#:}"
   export GTEST_FILTER
 fi
 # The thread sanitizer needs addresses that are not randomized (.bazelrc). A

@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Runs a test program with its engines on another device (see create_engine.h):
-# on_device.sh DEVICE PROGRAM [--gtest_filter=-LEFT_OUT [--only_long=LEFT_OUT]]
+# on_device.sh DEVICE PROGRAM [ARG...]
 #
-# The tests of --only_long are left out, too, unless SHARD_TEST_LONG is set, and so
-# are those that under_sanitizer.sh leaves out.
-SHARD_TEST_DEVICE="$1"
+# Tests are left out by what left_out in other_devices.bzl has put into the
+# environment: lines of SHARD_TEST_LEFT_OUT, "PATTERN: REASON", which are printed
+# first, and those that under_sanitizer.sh leaves out.
+device="$1"
+SHARD_TEST_DEVICE="$device"
 export SHARD_TEST_DEVICE
 shift
 if [ "$SHARD_TEST_DEVICE" = fake_cuda ] || [ "$SHARD_TEST_DEVICE" = offloaded ]; then
@@ -57,23 +59,25 @@ if [ "$SHARD_TEST_DEVICE" = fake_nccl ]; then
   export LD_LIBRARY_PATH SHARD_FAKE_CUDA_STRICT SHARD_FAKE_CUDA_DEVICES \
     SHARD_FAKE_NCCL_STRICT
 fi
-# The test filter of Bazel, which --gtest_filter would override, comes before the
-# tests that are left out.
 program="$1"
 shift
-case "${1-}" in
-  --gtest_filter=-*)
-    left_out="${1#--gtest_filter=}"
-    shift
-    case "${1-}" in
-      --only_long=?*)
-        [ -n "${SHARD_TEST_LONG-}" ] || left_out="$left_out:${1#--only_long=}"
-        shift
-        ;;
-      --only_long=) shift ;;
-    esac
-    left_out="$left_out${GTEST_FILTER:+:${GTEST_FILTER#-}}"
-    set -- "--gtest_filter=${TESTBRIDGE_TEST_ONLY:-$only}$left_out" "$@"
-    ;;
-esac
+# Adds the tests of lines "PATTERN: REASON" to those that are left out.
+left_out=
+leave_out() {
+  while IFS= read -r line; do
+    [ -n "$line" ] || continue
+    echo "left out on $device: $line"
+    left_out="$left_out:${line%%: *}"
+  done <<END
+$1
+END
+}
+leave_out "${SHARD_TEST_LEFT_OUT-}"
+[ -n "${SHARD_TEST_LONG-}" ] || leave_out "${SHARD_TEST_ONLY_LONG-}"
+# The test filter of Bazel, which --gtest_filter would override, comes before the
+# tests that are left out.
+if [ -n "$left_out" ] || [ "$only" != '*' ]; then
+  left_out="${left_out#:}${GTEST_FILTER:+:${GTEST_FILTER#-}}"
+  set -- "--gtest_filter=${TESTBRIDGE_TEST_ONLY:-$only}-$left_out" "$@"
+fi
 exec "$program" "$@"

@@ -494,12 +494,33 @@ _LIBRARIES = {
     "tcp_chain": ["//sdk/network:shard-network"],
 }
 
+def left_out(reasons, only_long = []):
+    """Returns the `env` of a test that on_device.sh runs without some of its tests.
+
+    Args:
+      reasons: by pattern of tests (as in --gtest_filter), why they are left out.
+        on_device.sh prints it.
+      only_long: patterns of those that run in the long form alone.
+    """
+    env = {}
+    if reasons:
+        env["SHARD_TEST_LEFT_OUT"] = "\n".join([
+            "%s: %s" % (tests, why)
+            for tests, why in reasons.items()
+        ])
+    if only_long:
+        env["SHARD_TEST_ONLY_LONG"] = "\n".join([
+            "%s: runs in the long form" % tests
+            for tests in only_long
+        ])
+    return env
+
 def _left_out_of_nccl(label):
     all = dict(_FAKE_CUDA.get(label, {}), **_FAKE_NCCL[label])
     return {tests: why for tests, why in all.items() if why != None}
 
 def _rerun(device, left_out_of, tags, only_long = {}, longtsan = {}):
-    for label, left_out in left_out_of.items():
+    for label, reasons in left_out_of.items():
         package, program = label[2:].split(":")
         if package != native.package_name():
             continue
@@ -511,11 +532,12 @@ def _rerun(device, left_out_of, tags, only_long = {}, longtsan = {}):
             args = [
                 device,
                 "$(location :%s)" % program,
-                "--gtest_filter=-" + ":".join(left_out.keys()),
-                "--only_long=" + ":".join(only_long.get(label, [])),
             ],
             data = [":" + program] + _LIBRARIES.get(device, []),
-            env = long_forms(longtsan = longtsan.get(label, {})),
+            env = dict(
+                long_forms(longtsan = longtsan.get(label, {})),
+                **left_out(reasons, only_long.get(label, []))
+            ),
             tags = tags,
         )
 
@@ -530,12 +552,12 @@ def on_other_devices():
     the long form all.
     """
     _rerun("guarded", _GUARDED, ["nosan"], _GUARDED_LONG)
-    for label, left_out in _ASYNC.items():
+    for label, reasons in _ASYNC.items():
         # The steps enqueue on all streams; the others use some of these.
         long = [] if label == "//tests/core/engine:steps_tests" else ["longtsan"]
         _rerun(
             "async",
-            {label: left_out},
+            {label: reasons},
             ["tsanonly"] + long,
             longtsan = _ASYNC_LONG,
         )
@@ -548,9 +570,9 @@ def on_other_devices():
         _FAKE_NCCL_LONG,
     )
     _rerun("fake_nccl_ring", _FAKE_NCCL_RING, ["nosan"], _FAKE_NCCL_RING_LONG)
-    for label, left_out in _TCP.items():
+    for label, reasons in _TCP.items():
         tags = ["longasan"] if label == _TCP_SANITIZED else ["nosan"]
-        _rerun("tcp", {label: left_out}, tags, _TCP_LONG)
+        _rerun("tcp", {label: reasons}, tags, _TCP_LONG)
     _rerun(
         "tcp_chain",
         {label: _TCP[label] for label in _TCP_CHAIN},
