@@ -11,8 +11,11 @@
 //   fake_cuda "cuda:0" instead of "cpu", on a fake of CUDA's driver, which sees
 //             each such edge as well.
 //   offloaded The same with "cuda:0?offload=states".
-//   fake_nccl The same with a GPU for each rank, "cuda:RANK", between which a
-//             fake of NCCL moves tensors.
+//   fake_nccl "cuda:RANK" instead of "cpu" and cpu-async: a GPU for each rank,
+//             between which a fake of NCCL moves tensors. The host's work is as
+//             late as on the test's device. A test whose ranks move tensors in
+//             another way fails: other_devices.bzl leaves it out, with a
+//             reason.
 //   tcp       The devices of the tests, for ranks on several hosts
 //             (thread_ranks.h).
 //
@@ -39,35 +42,58 @@ namespace shard {
 
 using testing::TestsAreOn;
 
+// Returns the device of a rank of tests on GPUs, instead of `device`, which the
+// test names; "" where the test's own is meant.
+inline std::string GpuInsteadOf(std::string_view device, int rank) {
+  if (TestsAreOn("fake_nccl")) {
+    // A wrong name is the engine's to refuse.
+    const bool is_hosts =
+        device.empty() || device == "cpu" || device.starts_with("cpu-async");
+    return is_hosts ? StrCat("cuda:", rank) : "";
+  }
+  if (!testing::TestsAreOnGpu() || !(device.empty() || device == "cpu")) {
+    return "";
+  }
+  return TestsAreOn("offloaded") ? "cuda:0?offload=states" : "cuda:0";
+}
+
+// Makes an engine whose results others are compared with: on processors,
+// whatever device the tests are on.
+inline StatusOr<std::unique_ptr<Engine>> CreateReferenceEngine(
+    std::shared_ptr<const Plan> plan, const std::shared_ptr<Communicator>& comm,
+    EngineOptions options) {
+  options.device = "cpu";
+  return Engine::Create(std::move(plan), comm, options);
+}
+
 inline StatusOr<std::unique_ptr<Engine>> CreateEngine(
     std::shared_ptr<const Plan> plan, const std::shared_ptr<Communicator>& comm,
     StatusOr<EngineOptions> options = EngineOptions()) {
   const bool guard = TestsAreOn("guarded");
-  bool nccl = false;
+  const bool nccl = TestsAreOn("fake_nccl");
   if (options.ok()) {
     if (TestsAreOn("async") &&
         (options->device.empty() || options->device == "cpu")) {
       options->device = "cpu-async";
     }
-    const bool gpu = testing::TestsAreOnGpu() &&
-                     options->opened_device == nullptr &&
-                     (options->device.empty() || options->device == "cpu");
-    if (gpu) {
-      options->device = TestsAreOn("offloaded") ? "cuda:0?offload=states"
-                        : TestsAreOn("fake_nccl")
-                            ? StrCat("cuda:", comm->rank())
-                            : "cuda:0";
-    }
-    nccl = gpu && TestsAreOn("fake_nccl");
-    if (nccl) options->transport = Transport::kNccl;
     if (options->opened_device == nullptr) {
+      const bool async_host =
+          options->device.find("host=async") != std::string::npos;
+      const std::string gpu = GpuInsteadOf(options->device, comm->rank());
+      if (!gpu.empty()) options->device = gpu;
       // A wrong spec is left to the engine.
       auto device = testing::OpenTestDevice(options->device);
       if (device.ok()) options->opened_device = *std::move(device);
-      if (device.ok() && gpu) {
+      if (device.ok() && !gpu.empty()) {
         options->opened_device =
-            testing::WithHostThread(options->opened_device);
+            async_host ? std::make_shared<testing::AsyncHostDevice>(
+                             std::move(options->opened_device))
+                       : testing::WithHostThread(options->opened_device);
       }
+    }
+    if (nccl && options->opened_device != nullptr &&
+        options->opened_device->id().kind == DeviceId::Kind::kCuda) {
+      options->transport = Transport::kNccl;
     }
     if (guard && options->opened_device != nullptr) {
       options->opened_device =
@@ -77,8 +103,12 @@ inline StatusOr<std::unique_ptr<Engine>> CreateEngine(
   auto engine = Engine::Create(
       std::move(plan), guard ? testing::GuardTensors(comm) : comm, options);
   if (nccl && engine.ok() && comm->world_size() > 1) {
-    const std::string moves = (*engine)->ToJson();
-    EXPECT_NE(moves.find("nccl "), std::string::npos) << moves;
+    const std::string json = (*engine)->ToJson();
+    EXPECT_NE(json.find(R"("transport":"nccl )"), std::string::npos)
+        << "the test runs on fake_nccl, and its ranks move tensors without "
+           "NCCL: let it use the test device, or leave it out in "
+           "other_devices.bzl, with a reason: "
+        << json;
   }
   return engine;
 }

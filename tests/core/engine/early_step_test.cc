@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
+#include <latch>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -152,8 +153,18 @@ TEST_P(EarlyStepTest, CountsSkippedStepsExactly) {
   });
 }
 
+// Makes a step, and opens the gate once both ranks have: an error of one rank
+// would end the call of another.
+void StepAndOpen(Engine* engine, std::latch* stepped, Gate* gate) {
+  const Status status = engine->Step(StepOptions(), nullptr);
+  stepped->arrive_and_wait();
+  gate->Open();
+  EXPECT_OK(status);
+}
+
 TEST_P(EarlyStepTest, ALaterErrorIsThatOfTheNextCall) {
-  OnRanks([](StreamRank& rank) {
+  std::latch stepped(2);
+  OnRanks([&stepped](StreamRank& rank) {
     Engine& engine = *rank.engine;
     const bool fails = engine.comm()->rank() == 0;
     Gate gate;
@@ -161,8 +172,7 @@ TEST_P(EarlyStepTest, ALaterErrorIsThatOfTheNextCall) {
       const Status passed = gate.Passing()();
       return fails ? Internal("broken") : passed;
     });
-    ASSERT_OK(engine.Step(StepOptions(), nullptr));
-    gate.Open();
+    StepAndOpen(&engine, &stepped, &gate);
     const auto code = fails ? StatusCode::kInternal : StatusCode::kPoisoned;
     ExpectError(engine.Step(StepOptions(), nullptr), code, {"broken"});
     ExpectError(engine.LastReport().status(), StatusCode::kFailedPrecondition,
@@ -200,15 +210,15 @@ TEST_P(EarlyStepTest, ALaterErrorReachesTheOtherRankByItself) {
 }
 
 TEST_P(EarlyStepTest, ALaterErrorIsThatOfACallThatSetsCounters) {
-  OnRanks([](StreamRank& rank) {
+  std::latch stepped(2);
+  OnRanks([&stepped](StreamRank& rank) {
     Engine& engine = *rank.engine;
     Gate gate;
     rank.SetStream()->Call("the host's work", [&gate] {
       const Status passed = gate.Passing()();
       return passed.ok() ? Internal("broken") : passed;
     });
-    ASSERT_OK(engine.Step(StepOptions(), nullptr));
-    gate.Open();
+    StepAndOpen(&engine, &stepped, &gate);
     const Status set = engine.SetStep(10);
     EXPECT_FALSE(set.ok());
     EXPECT_NE(set.message().find("broken"), std::string::npos)

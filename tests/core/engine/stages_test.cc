@@ -210,8 +210,7 @@ const std::vector<std::vector<float>>& PlainResult(int world_size,
   if (result.empty()) {
     UnitTraining plain = TrainingOf(kPlain, world_size);
     plain.step.max_grad_norm = max_grad_norm;
-    if (TestsAreOn("fake_nccl"))
-      plain.engine.opened_device = *OpenDevice("cpu");
+    plain.on_processors = TestsAreOn("fake_nccl");
     result = TrainUnits(plain);
   }
   return result;

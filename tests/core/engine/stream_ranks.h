@@ -11,6 +11,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/engine/engine.h"
@@ -41,7 +42,9 @@ inline StreamRank MakeStreamRank(const UnitTraining& training,
                                  const std::shared_ptr<const Plan>& plan,
                                  const std::shared_ptr<Communicator>& comm) {
   StreamRank rank;
-  const auto device = OpenDevice("cpu-async?max_delay=0.001");
+  const auto device = testing::OpenTestDevice(
+      TestsAreOn("fake_nccl") ? StrCat("cuda:", comm->rank())
+                              : "cpu-async?max_delay=0.001");
   EXPECT_OK(device);
   rank.device = std::make_shared<testing::AsyncHostDevice>(*device);
   EngineOptions options = training.engine;

@@ -60,9 +60,10 @@ struct UnitTraining {
   int steps = 4;
   int passes = 1;  // Backward passes per step, all but the last accumulate.
   bool per_param = false;
-  bool overwrite = false;   // Pass::kBackwardOverwrite.
-  bool begin_step = false;  // With `step`, before the passes.
-  std::string link;         // Part of the communicator's URL: "direct=0".
+  bool overwrite = false;      // Pass::kBackwardOverwrite.
+  bool begin_step = false;     // With `step`, before the passes.
+  std::string link;            // Part of the communicator's URL: "direct=0".
+  bool on_processors = false;  // CreateReferenceEngine makes the engine.
 };
 
 // The part of a rank in a UnitTraining; a test may also call the methods one by
@@ -227,7 +228,9 @@ inline std::vector<std::vector<float>> TrainUnits(const UnitTraining& training,
   RunThreadRanks(
       training.plan.world_size,
       [&](const auto& comm) {
-        auto made = CreateEngine(*plan, comm, training.engine);
+        auto made = training.on_processors
+                        ? CreateReferenceEngine(*plan, comm, training.engine)
+                        : CreateEngine(*plan, comm, training.engine);
         ASSERT_TRUE(made.ok()) << made.status().ToString();
         const bool shares = (*made)->SharesTensors();
         EXPECT_EQ((*made)->Memory().HostTotal(1, shares),
