@@ -33,6 +33,9 @@
 
 namespace shard::nccl_training {
 
+// The units of a form that says nothing else.
+inline constexpr int32_t kUnits = 5;
+
 struct Form {
   int world_size = 3;
   int stage = 1;
@@ -44,6 +47,15 @@ struct Form {
   DType dtype = DType::kF32;  // Of parameters, and of gradients unless f32.
   bool f32_grads = false;
   bool keep_after_forward = false;
+  bool whole_grads = false;
+  int prefetch = 0;
+  int64_t buffer_bytes = PlanOptions().buffer_bytes;
+  Partition partition = Partition::kEven;
+  int64_t bucket_bytes = PlanOptions().bucket_bytes;
+  // There are so many that sharding them saves memory. Unit u has parameter u,
+  // unless a form has more of them.
+  int units = kUnits;
+  int passes = 1;         // Of a step; all but the last one accumulate.
   int params = 1;         // Of a unit and a dtype, no two of one size.
   bool has_bf16 = false;  // Each unit has parameters of bf16 besides.
 
@@ -55,10 +67,6 @@ struct Form {
         deterministic ? ", deterministic" : "");
   }
 };
-
-// Unit u has parameter u, unless a form has more of them. There are so many
-// that sharding them saves memory.
-inline constexpr int32_t kUnits = 5;
 
 // Adds a unit's parameters of one dtype.
 inline void AddParams(Model* model, ModuleId module, int unit, DType dtype,
@@ -79,7 +87,7 @@ inline void AddParams(Model* model, ModuleId module, int unit, DType dtype,
 inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
   UnitTraining training;
   training.model = std::make_shared<Model>("Net");
-  for (int u = 0; u < kUnits; ++u) {
+  for (int u = 0; u < form.units; ++u) {
     const ModuleId module = u == 0
                                 ? kRootModule
                                 : *training.model->AddModule(
@@ -92,11 +100,15 @@ inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
   training.wrap = "class?names=Block";
   training.plan.world_size = form.world_size;
   training.plan.stage = form.stage;
-  training.plan.prefetch = 0;
+  training.plan.prefetch = form.prefetch;
+  training.plan.buffer_bytes = form.buffer_bytes;
+  training.plan.partition = form.partition;
+  training.plan.bucket_bytes = form.bucket_bytes;
   training.plan.shard_group_size = form.shard_group_size;
   training.plan.deterministic = form.deterministic;
   training.plan.f32_grads = form.f32_grads;
   training.plan.keep_after_forward = form.keep_after_forward;
+  training.plan.whole_grads = form.whole_grads;
   const auto plan = PlanOf(training);
   EXPECT_OK(plan);
   EXPECT_TRUE(form.stage == 0 || ShardsAsItsStage(**plan));
@@ -143,10 +155,26 @@ class RankTraining {
   Status Fill() {
     return Timed("fill", [&] { return cuda_training::Fill(engine_.get()); });
   }
-  // Makes one step, whose backward pass goes through the units in an order.
-  Status Step(int step, std::vector<int32_t> units = {4, 3, 2, 1, 0}) {
+  // Makes one step, whose backward passes go through the units in an order:
+  // from the last one, unless a test says another.
+  Status Step(int step, const std::vector<int32_t>& units = {}) {
+    for (int pass = 1; pass <= form_.passes; ++pass) {
+      SHARD_RETURN_IF_ERROR(MakePass(step, pass, units));
+    }
+    return EndStep(step);
+  }
+  // Make the parts of a step: passes 1 to Form::passes, and the step itself.
+  Status MakePass(int step, int pass, std::vector<int32_t> units = {}) {
+    if (units.empty()) {
+      for (int32_t unit = form_.units; unit-- > 0;) units.push_back(unit);
+    }
     SHARD_RETURN_IF_ERROR(Synchronize());
-    for (int32_t unit = 0; unit < kUnits; ++unit) {
+    if (form_.passes > 1) {
+      SHARD_RETURN_IF_ERROR(Timed("accumulate", [&] {
+        return engine_->SetAccumulate(pass < form_.passes);
+      }));
+    }
+    for (int32_t unit = 0; unit < form_.units; ++unit) {
       SHARD_RETURN_IF_ERROR(Acquire(unit, Pass::kForward));
       SHARD_RETURN_IF_ERROR(Release(unit));
     }
@@ -157,12 +185,19 @@ class RankTraining {
           Timed("mark", [&] { return engine_->MarkUnitGradsReady(unit); }));
       SHARD_RETURN_IF_ERROR(Release(unit));
     }
+    return Status();
+  }
+  Status EndStep(int step) {
     StepReport report;
     return Timed("step", [&] {
       return engine_->Step(
           step % 2 == 0 ? cuda_training::Clipped() : StepOptions(),
           form_.reports ? &report : nullptr);
     });
+  }
+  // Takes part in the steps of the others.
+  Status Join(int64_t* steps) {
+    return Timed("join", [&] { return engine_->Join(0, steps); });
   }
   // Updates with the gradients that are there.
   Status Update() {
