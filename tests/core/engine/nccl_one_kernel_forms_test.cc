@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Steps of several ranks in one kernel on each GPU, over the fakes of the
-// driver and of NCCL: they have the bits of ranks on processors, and call
-// nothing of NCCL; where ranks do not reach each other's memory, or a step
-// needs more, it is made of parts.
+// driver and of NCCL: they have the bits of ranks on processors, launch nothing
+// else, and call nothing of NCCL; where ranks do not reach each other's memory,
+// or a step needs more, it is made of parts.
 
 #include <gtest/gtest.h>
 
@@ -24,6 +24,7 @@
 namespace shard::nccl_one_kernel_forms_test {
 namespace {
 
+using one_kernel_training::ExpectedUpdates;
 using one_kernel_training::ExpectMemory;
 using one_kernel_training::ExpectSame;
 using one_kernel_training::FakeNccl;
@@ -48,6 +49,11 @@ TEST_P(OneKernelTest, HasTheBitsOfProcessors) {
   EXPECT_EQ(one.reductions == 0, form.IsOneKernel());
   // A change of the plan gathers, too.
   EXPECT_EQ(one.gathers == 0, form.IsOneKernel() && form.thawed_at == 0);
+  EXPECT_EQ(one.Updates(), ExpectedUpdates(form));
+  if (form.IsOneKernel() && form.thawed_at == 0) {
+    EXPECT_EQ(one.Launches(), one.Updates())
+        << ::testing::PrintToString(one.launches);
+  }
   // The plan before a change had other memory.
   if (form.thawed_at == 0) ExpectMemory(one.memory, form, true);
   ExpectSame(one, expected);
@@ -89,6 +95,9 @@ INSTANTIATE_TEST_SUITE_P(
              .sizes = {10, 7, 5}},
         // The plan is made anew, with other memory.
         Form{.name = "thawed", .ranks = 3, .thawed_at = 2},
+        // Ranges in the order of ranks, as without groups.
+        Form{.name = "groups_of_one", .ranks = 3, .shard_group_size = 1},
+        Form{.name = "one_group", .ranks = 3, .shard_group_size = 3},
         // Steps in parts before and after.
         Form{.name = "clipped", .ranks = 3, .clipped_step = 2},
         Form{.name = "marked", .marked_from = 2},

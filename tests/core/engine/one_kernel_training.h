@@ -11,8 +11,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base/deadline.h"
@@ -62,6 +64,8 @@ struct Form {
   Masters masters = Masters::kF32;
   bool whole_grads = false;
   bool deterministic = true;
+  int shard_group_size = 0;
+  int64_t alignment_bytes = PlanOptions().alignment_bytes;
   std::vector<int64_t> sizes = {2000, 2700, 3400};
   int clipped_step = 0;  // 0: none.
   int thawed_at = 0;     // Parameter 1 is frozen before this step.
@@ -73,6 +77,9 @@ struct Form {
 
   // Returns whether each step is one kernel.
   bool IsOneKernel() const { return clipped_step == 0 && marked_from == 0; }
+  bool IsOneKernel(int step) const {
+    return step != clipped_step && (marked_from == 0 || step < marked_from);
+  }
 };
 
 inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
@@ -93,6 +100,8 @@ inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
   training.plan.world_size = form.ranks;
   training.plan.stage = form.stage;
   training.plan.whole_grads = form.whole_grads;
+  training.plan.shard_group_size = form.shard_group_size;
+  training.plan.alignment_bytes = form.alignment_bytes;
   training.plan.f32_grads = form.f32_grads;
   training.plan.masters = form.masters;
   training.plan.deterministic = form.deterministic;
@@ -171,6 +180,20 @@ struct Result {
   CollectivesMemory memory;                    // Of rank 0.
   uint64_t reductions = 0;                     // Calls of NCCL, in all steps.
   uint64_t gathers = 0;
+  // On all GPUs, in all steps, by kernel.
+  std::map<std::string, uint64_t> launches;
+
+  uint64_t Launches() const { return LaunchesOf(""); }
+  uint64_t Updates() const { return LaunchesOf("shard_update_"); }
+
+ private:
+  uint64_t LaunchesOf(std::string_view prefix) const {
+    uint64_t sum = 0;
+    for (const auto& [kernel, count] : launches) {
+      if (kernel.starts_with(prefix)) sum += count;
+    }
+    return sum;
+  }
 };
 
 // Trains on "cuda", with or without steps of one kernel, or on "cpu", where
@@ -182,6 +205,7 @@ inline Result Train(const std::string& device, const Form& form,
   const auto plan = MakePlan(form);
   Result result;
   result.params.resize(static_cast<size_t>(form.ranks));
+  testing::fake_cuda::Counters before;
   RunThreadRanks(
       form.ranks,
       [&](const std::shared_ptr<Communicator>& comm) {
@@ -190,6 +214,10 @@ inline Result Train(const std::string& device, const Form& form,
         const auto engine = MakeEngineOn(device, plan, comm, options);
         ASSERT_OK(engine);
         ASSERT_OK(cuda_training::Fill(engine->get()));
+        ASSERT_OK((*engine)->Synchronize(0));
+        ASSERT_OK(comm->Barrier("all are filled", Deadline::After(30)));
+        if (comm->rank() == 0) before = testing::fake_cuda::Count();
+        ASSERT_OK(comm->Barrier("counted before", Deadline::After(30)));
         const bool is_last = comm->rank() == form.ranks - 1;
         const int steps =
             is_last && form.steps_of_last > 0 ? form.steps_of_last : kSteps;
@@ -204,7 +232,9 @@ inline Result Train(const std::string& device, const Form& form,
         ASSERT_OK((*engine)->Synchronize(0));
         result.params[static_cast<size_t>(comm->rank())] =
             ParamsOf(engine->get());
+        ASSERT_OK(comm->Barrier("all are trained", Deadline::After(30)));
         if (comm->rank() == 0) {
+          result.launches = testing::fake_cuda::CountSince(before).launches;
           result.json = (*engine)->ToJson();
           result.memory = (*engine)->collectives_memory();
         }
@@ -216,6 +246,18 @@ inline Result Train(const std::string& device, const Form& form,
       counts.Calls("ncclReduceScatter") + counts.Calls("ncclSend");
   result.gathers = counts.Calls("ncclAllGather");
   return result;
+}
+
+// Returns the launches of kernels that update, on all GPUs and in all steps: a
+// step of one kernel has one on each GPU for each optimizer, and another step
+// one for each buffer.
+inline uint64_t ExpectedUpdates(const Form& form) {
+  const size_t optimizers = form.second.empty() ? 1 : 2;
+  uint64_t updates = 0;
+  for (int step = 1; step <= kSteps; ++step) {
+    updates += form.IsOneKernel(step) ? optimizers : form.sizes.size();
+  }
+  return updates * static_cast<uint64_t>(form.ranks);
 }
 
 // Expects the same parameters on each rank.
