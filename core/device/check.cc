@@ -48,7 +48,7 @@ Status CollectivesCheck::Run(const std::shared_ptr<Communicator>& control,
   if (end.IsDone()) return status;
   static_cast<void>(queue_.release());
   const Status late = DeadlineExceeded(
-      "a library did not return within ", left,
+      "a library did not return within ", deadline.seconds() + kEndSeconds,
       " s, and its thread is left behind; look at the GPU (nvidia-smi), and at "
       "the network that NCCL uses (NCCL_DEBUG=INFO)");
   // Its thread still uses the communicator.

@@ -11,6 +11,7 @@
 //   SHARD_FAKE_NCCL_FAIL_ASYNC=COLLECTIVE:RESULT  as FailAsyncAt
 //   SHARD_FAKE_NCCL_SWAP=LAUNCH                   as SwapAt
 //   SHARD_FAKE_NCCL_KILL=RANK,...                 as Kill
+//   SHARD_FAKE_NCCL_HANG=SYMBOL,...               as HangCalls, for ever
 //   SHARD_FAKE_NCCL_DEADLINE=MILLISECONDS
 //   SHARD_FAKE_NCCL_RANK_ORDER=1  as Options::sums_in_rank_order
 //   SHARD_FAKE_NCCL_STRICT=1    The process fails at its end where there are
@@ -112,6 +113,7 @@ void ReadFaults() {
   for (const auto& it : Items("SHARD_FAKE_NCCL_KILL")) {
     Kill(std::stoi(it.at(0)));
   }
+  for (const auto& it : Items("SHARD_FAKE_NCCL_HANG")) HangCalls(it.at(0));
 }
 
 void WriteCounts(const char* path) {

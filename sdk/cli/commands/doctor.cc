@@ -26,7 +26,8 @@ a folder for checkpoints, in which it makes a file of 8 MiB for a moment.
 
 With --nccl also at what ranks on several GPUs need: the library NCCL, its
 variables, network interfaces and shared memory. Each GPU then makes NCCL's calls
-alone, and all of them together; each check takes 80 seconds at most.
+alone, and all of them together; each check takes 80 seconds at most: --timeout,
+and 20 for an NCCL that is late.
 
 Exit code: 0 also where it warns; with --strict 1 then.
 
@@ -35,6 +36,7 @@ Example: shardctl doctor /data/checkpoints)";
 struct DoctorArguments {
   std::string folder = ".";
   bool nccl = false;
+  double timeout = 60;  // NCCL takes a few seconds to start.
   bool strict = false;
   bool json = false;
 };
@@ -101,7 +103,7 @@ int RunDoctor(const DoctorArguments& arguments) {
   LookAtBackends(&findings);
   const Json cuda = DescribeGpus();
   LookAtGpus(cuda, &findings);
-  if (arguments.nccl) LookAtNccl(cuda, &findings);
+  if (arguments.nccl) LookAtNccl(cuda, arguments.timeout, &findings);
   LookAtFolder(arguments.folder, &findings);
   const auto warnings = static_cast<size_t>(std::count_if(
       findings.begin(), findings.end(),
@@ -125,6 +127,11 @@ void AddDoctor(CommandLine* line) {
       .ShowDefault();
   command.AddFlag("--nccl", &doctor->nccl,
                   "Also check NCCL, and try it on each GPU");
+  command
+      .AddOption("--timeout", &doctor->timeout,
+                 "With --nccl: seconds that NCCL may take for a check")
+      .Positive()
+      .ShowDefault();
   command.AddFlag("--strict", &doctor->strict, "Exit code 1 for a warning");
   command.AddFlag("--json", &doctor->json, "One JSON document");
   command.Runs([doctor] { return RunDoctor(*doctor); });

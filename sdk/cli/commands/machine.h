@@ -37,8 +37,10 @@ void LookAtBackends(std::vector<Finding>* findings);
 Json DescribeGpus();
 // Lists the GPUs, and the libraries for them.
 void LookAtGpus(const Json& cuda, std::vector<Finding>* findings);
-// Checks NCCL, and makes calls of it on each GPU.
-void LookAtNccl(const Json& cuda, std::vector<Finding>* findings);
+// Checks NCCL, and makes calls of it on each GPU. `seconds`: that NCCL may take
+// for a check. One that is late then has 20 more (shard_comm_check_device).
+void LookAtNccl(const Json& cuda, double seconds,
+                std::vector<Finding>* findings);
 void LookAtFolder(const std::string& folder, std::vector<Finding>* findings);
 
 }  // namespace shardctl

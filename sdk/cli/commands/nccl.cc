@@ -32,10 +32,6 @@ namespace {
 
 using Comm = std::unique_ptr<shard_comm, Freed<shard_comm_free>>;
 
-// Seconds that NCCL may take for a check. It takes a few to start. An NCCL that
-// is late then has 20 more (shard_comm_check_device), so a check ends after 80.
-constexpr double kSeconds = 60;
-
 std::string Join(const std::vector<std::string>& texts) {
   std::string joined;
   for (const std::string& text : texts) {
@@ -189,9 +185,9 @@ void LookAtHostMemory(Section* section) {
 
 // Checks a GPU as one rank of `url`. Returns "" or the error.
 std::string CheckRank(const char* url, int rank, int ranks,
-                      const std::string& spec) {
+                      const std::string& spec, double seconds) {
   shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
-  options.timeout = kSeconds;
+  options.timeout = seconds;
   if (ranks > 1) {
     options.rank = rank;
     options.world_size = ranks;
@@ -202,16 +198,17 @@ std::string CheckRank(const char* url, int rank, int ranks,
   }
   const Comm comm(opened);
   if (const Error error(
-          shard_comm_check_device(comm.get(), spec.c_str(), kSeconds));
+          shard_comm_check_device(comm.get(), spec.c_str(), seconds));
       error) {
     return shard_error_message(error.get());
   }
-  const Error error(shard_comm_shutdown(comm.get(), kSeconds));
+  const Error error(shard_comm_shutdown(comm.get(), seconds));
   return error == nullptr ? "" : shard_error_message(error.get());
 }
 
 // Checks GPUs together, and returns the first error, or "".
-std::string CheckTogether(const std::vector<std::string>& specs) {
+std::string CheckTogether(const std::vector<std::string>& specs,
+                          double seconds) {
   const int ranks = static_cast<int>(specs.size());
   const std::string url = "threads:" + std::to_string(ranks);
   std::vector<std::string> errors(specs.size());
@@ -219,7 +216,7 @@ std::string CheckTogether(const std::vector<std::string>& specs) {
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       const auto r = static_cast<size_t>(rank);
-      errors[r] = CheckRank(url.c_str(), rank, ranks, specs[r]);
+      errors[r] = CheckRank(url.c_str(), rank, ranks, specs[r], seconds);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -229,31 +226,34 @@ std::string CheckTogether(const std::vector<std::string>& specs) {
   return "";
 }
 
-void LookAtCalls(const std::vector<std::string>& specs, Section* section) {
+void LookAtCalls(const std::vector<std::string>& specs, double seconds,
+                 Section* section) {
   const auto say = [&](const std::string& name, const auto& check) {
     const auto begin = std::chrono::steady_clock::now();
     const std::string error = check();
-    const std::chrono::duration<double> seconds =
+    const std::chrono::duration<double> took =
         std::chrono::steady_clock::now() - begin;
     section->Say(error.empty(), name,
                  error.empty() ? "all-gather, broadcast, send, receive and "
                                  "reduce-scatter work, in " +
-                                     SecondsText(seconds.count())
+                                     SecondsText(took.count())
                                : error,
                  "run again with NCCL_DEBUG=INFO, whose lines say more; "
                  "docs/operations.md has NCCL's errors");
   };
   for (const std::string& spec : specs) {
-    say(spec + " alone", [&] { return CheckRank("local:", 0, 1, spec); });
+    say(spec + " alone",
+        [&] { return CheckRank("local:", 0, 1, spec, seconds); });
   }
   if (specs.size() > 1) {
-    say("all GPUs", [&] { return CheckTogether(specs); });
+    say("all GPUs", [&] { return CheckTogether(specs, seconds); });
   }
 }
 
 }  // namespace
 
-void LookAtNccl(const Json& cuda, std::vector<Finding>* findings) {
+void LookAtNccl(const Json& cuda, double seconds,
+                std::vector<Finding>* findings) {
   Section section("nccl", findings);
   const bool has_library = LookAtNcclLibrary(cuda, &section);
   const std::vector<std::string> specs = LookAtRanks(cuda, &section);
@@ -261,7 +261,7 @@ void LookAtNccl(const Json& cuda, std::vector<Finding>* findings) {
   LookAtHostMemory(&section);
   // Stdout is the result's.
   ::setenv("NCCL_DEBUG_FILE", "/dev/stderr", 0);
-  if (has_library) LookAtCalls(specs, &section);
+  if (has_library) LookAtCalls(specs, seconds, &section);
 }
 
 }  // namespace shardctl

@@ -46,7 +46,11 @@ class DoctorTest : public ::testing::Test {
     }
     ASSERT_EQ(::setenv("LD_LIBRARY_PATH", path.c_str(), 1), 0);
     ASSERT_EQ(::setenv("SHARD_FAKE_CUDA_FAIL", failures.c_str(), 1), 0);
-    ASSERT_EQ(::setenv("SHARD_FAKE_CUDA_STRICT", "1", 1), 0);
+    if (is_strict_) {
+      ASSERT_EQ(::setenv("SHARD_FAKE_CUDA_STRICT", "1", 1), 0);
+    } else {
+      ASSERT_EQ(::unsetenv("SHARD_FAKE_CUDA_STRICT"), 0);
+    }
     std::vector<std::string> arguments = {"doctor", "--json"};
     arguments.insert(arguments.end(), arguments_.begin(), arguments_.end());
     const Result result = RunShardctl(arguments);
@@ -54,6 +58,10 @@ class DoctorTest : public ::testing::Test {
     EXPECT_EQ(result.error, "");
     json_ = ParseJson(result);
   }
+
+  // Lets doctor end with objects of the driver, as those of a thread that is
+  // left behind.
+  void LeaveObjects() { is_strict_ = false; }
 
   // Returns "LEVEL FOUND" of the finding, or "" where there is none.
   std::string Found(const std::string& name) const {
@@ -76,6 +84,7 @@ class DoctorTest : public ::testing::Test {
 
   const std::string section_;
   const std::vector<std::string> arguments_;
+  bool is_strict_ = true;
   nlohmann::json json_;
 };
 
