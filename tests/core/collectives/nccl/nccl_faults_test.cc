@@ -18,8 +18,10 @@
 #include <future>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <vector>
 
+#include "core/base/dtype.h"
 #include "core/base/strings.h"
 #include "core/collectives/collectives.h"
 #include "core/comm/communicator.h"
@@ -200,6 +202,49 @@ TEST(NcclFaultsTest, RanksThatSumInDifferentOrdersAreNamed) {
     EXPECT_TRUE(Contains(status.message(), "a reduce-scatter 'sum' of 100"));
     EXPECT_TRUE(Contains(status.message(), "an all-to-all 'sum' of 100 f32"));
   });
+}
+
+// The bytes and ranks of a sum may be the same, and its elements others: NCCL
+// would move them, and add what is none of its numbers.
+TEST(NcclFaultsTest, RanksThatSumOtherTypesAreNamed) {
+  struct Types {
+    DType dtype;
+    DType recv_dtype;
+    const char* text;
+  };
+  // The type of the gradients alone, that of the sum alone, and both.
+  const std::pair<Types, Types> cases[] = {
+      {{DType::kBF16, DType::kF32, "an all-to-all 'sum' of 100 bf16 to f32"},
+       {DType::kF16, DType::kF32, "an all-to-all 'sum' of 100 f16 to f32"}},
+      {{DType::kBF16, DType::kBF16, "an all-to-all 'sum' of 100 bf16 to bf16"},
+       {DType::kBF16, DType::kF32, "an all-to-all 'sum' of 100 bf16 to f32"}},
+      {{DType::kF32, DType::kF32, "a reduce-scatter 'sum' of 100 f32 to f32"},
+       {DType::kF16, DType::kF16, "an all-to-all 'sum' of 100 f16 to f16"}}};
+  for (const auto& [most, odd] : cases) {
+    SCOPED_TRACE(odd.text);
+    const Types& types = most;
+    const Types& other = odd;
+    RunNcclRanks([&](NcclRank* rank) {
+      const Types& mine = rank->comm->rank() == 1 ? other : types;
+      const DeviceTensor send(rank, std::vector<unsigned char>(3 * 400));
+      const DeviceTensor recv(rank, std::vector<unsigned char>(400));
+      rank->collectives->ReduceScatter("sum", rank->all,
+                                       {.send = send.data(),
+                                        .all_send = true,
+                                        .dtype = mine.dtype,
+                                        .count = 100,
+                                        .recv = recv.data(),
+                                        .recv_dtype = mine.recv_dtype},
+                                       rank->stream.get());
+      const Status status = rank->Synchronize();
+      rank->stream->Settle(Soon());
+      ExpectEnd(status, StatusCode::kDesync);
+      EXPECT_TRUE(Contains(status.message(),
+                           StrCat("rank 0 ", types.text, " over 3 ranks, ",
+                                  "rank 1 ", other.text, " over 3 ranks")))
+          << status.message();
+    });
+  }
 }
 
 // By the watchdog of all communicators, by each stream that fails, and by each

@@ -110,6 +110,36 @@ TEST(NcclProcessesTest, DifferentVersionsAreNamed) {
   }));
 }
 
+// NCCL's own error would come from the middle of its start. The processes tell
+// each other their GPUs' UUIDs before it.
+TEST(NcclProcessesTest, ProcessesThatShareAGpuAreNamedBeforeNcclStarts) {
+  const std::string url = UrlFor(Backend::kShm, UniqueName(), kRanks);
+  ExpectAllPassed(RunRanks(kRanks, [&](const Rank& me) {
+    const FakeNccl fake(OneGpuEach(kRanks));
+    const auto comm =
+        OpenCommunicator(url, {.rank = me.rank(), .world_size = kRanks});
+    ASSERT_OK(comm);
+    const auto device =
+        cuda::OpenDevice(me.rank() == 2 ? "1" : StrCat(me.rank()));
+    ASSERT_OK(device);
+    const auto open = [&](Transport transport) {
+      return OpenCollectives(comm->get(), device->get(),
+                             {{RankSet::All(kRanks)}}, {.transport = transport},
+                             Soon());
+    };
+    ExpectError(open(Transport::kNccl), StatusCode::kBackendUnavailable,
+                {"ranks 1 and 2 have one GPU, for which libshard does not use "
+                 "NCCL",
+                 "collectives=staged"});
+    EXPECT_OK(open(Transport::kAuto));
+    for (const char* const symbol :
+         {"ncclGetUniqueId", "ncclCommInitRankConfig"}) {
+      EXPECT_EQ(fake_nccl::Count().Calls(symbol), 0u) << symbol;
+    }
+    EXPECT_OK((*comm)->Shutdown(Soon()));
+  }));
+}
+
 // The variable of one rank names no interface of its host. The others wait for
 // that rank in NCCL, and get its error with that variable.
 TEST(NcclProcessesTest, TheInterfaceThatARankLacksIsNamedOnAllRanks) {
