@@ -254,7 +254,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Form{.name = "stage0", .stage = 0},
                       Form{.name = "plain", .clips = false},
                       Form{.name = "deterministic", .deterministic = true},
-                      Form{.name = "bf16", .dtype = DType::kBF16}),
+                      Form{.name = "bf16", .dtype = DType::kBF16},
+                      Form{.name = "f16", .dtype = DType::kF16}),
     [](const auto& info) { return info.param.name; });
 
 const Form kForm = {.name = "stage1"};

@@ -71,6 +71,7 @@ INSTANTIATE_TEST_SUITE_P(
         Form{.name = "stage2", .ranks = 3, .stage = 2, .whole_grads = true},
         Form{.name = "sgd", .optimizer = "sgd?lr=0.5"},
         Form{.name = "bf16", .ranks = 3, .dtype = DType::kBF16},
+        Form{.name = "f16", .ranks = 3, .dtype = DType::kF16},
         // A launch for each of two formulas.
         Form{.name = "two_formulas",
              .ranks = 3,

@@ -57,12 +57,14 @@ struct Sums {
   int ranks = 4;
   // Steps of AdamW that clip, else of SGD that do not.
   bool clips = false;
+  DType narrow = DType::kBF16;  // Of half of the parameters and gradients.
 
-  bool has_bf16() const { return !clips || ranks != 2; }
+  bool has_narrow() const { return !clips || ranks != 2; }
 
   std::string Name() const {
     return StrCat("stage", stage, "_of", ranks, group_size > 0 ? "_groups" : "",
-                  deterministic ? "_deterministic" : "");
+                  deterministic ? "_deterministic" : "",
+                  narrow == DType::kF16 ? "_f16" : "");
   }
 };
 
@@ -71,7 +73,7 @@ std::ostream& operator<<(std::ostream& out, const Sums& sums) {
 }
 
 // A unit has a buffer of each dtype. A clipped step of two ranks has f32 alone:
-// the f32 sums of a half of bf16 gradients take as much memory as the
+// the f32 sums of a half of 16-bit gradients take as much memory as the
 // gradients, so such a plan would shard none.
 std::shared_ptr<const Plan> PlanOf(const Sums& sums) {
   UnitTraining training;
@@ -79,8 +81,8 @@ std::shared_ptr<const Plan> PlanOf(const Sums& sums) {
   for (int u = 0; u < kUnits; ++u) {
     const ModuleId block =
         *training.model->AddModule(kRootModule, StrCat("block", u), "Block");
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      if (dtype == DType::kBF16 && !sums.has_bf16()) continue;
+    for (const DType dtype : {DType::kF32, sums.narrow}) {
+      if (dtype == sums.narrow && !sums.has_narrow()) continue;
       EXPECT_OK(training.model->AddParam(block, DTypeName(dtype), dtype,
                                          {kElements}));
     }
@@ -103,7 +105,10 @@ std::shared_ptr<const Plan> PlanOf(const Sums& sums) {
 std::string SumsText(const Sums& sums) {
   const std::string orders =
       StrCat(R"(,"f32":")", sums.deterministic ? "ranks" : "library", R"(")",
-             sums.has_bf16() ? R"(,"bf16":"ranks")" : "", "}");
+             sums.has_narrow()
+                 ? StrCat(R"(,")", DTypeName(sums.narrow), R"(":"ranks")")
+                 : "",
+             "}");
   const int group = sums.deterministic ? 0 : sums.group_size;
   return group == 0 ? StrCat(R"("sums":[{"ranks":)", sums.ranks, orders, "]")
                     : StrCat(R"("sums":[{"ranks":)", group, orders,
@@ -181,9 +186,9 @@ std::string TextOfSteps(const Sums& sums) {
     const uint64_t bytes = (kElements + ranks - 1) / ranks * element_bytes;
     return (bytes + 63) / 64 * 64;
   };
-  const uint64_t blocks = block_of(4) + (sums.has_bf16() ? block_of(2) : 0);
+  const uint64_t blocks = block_of(4) + (sums.has_narrow() ? block_of(2) : 0);
   const uint64_t units = kSteps * kUnits;
-  const uint64_t buffers = units * (sums.has_bf16() ? 2 : 1);
+  const uint64_t buffers = units * (sums.has_narrow() ? 2 : 1);
   const uint64_t levels = groups > 1 && !sums.deterministic ? 2 : 1;
   const uint64_t in_group = units * blocks * (group - 1) * groups;
   const uint64_t between = units * blocks * (groups - 1);
@@ -213,7 +218,7 @@ std::string TextOfSteps(const Sums& sums) {
 // The parameters of rank 0 after the steps, by dtype.
 struct Result {
   std::vector<float> f32;
-  std::vector<float> bf16;
+  std::vector<float> narrow;
   std::vector<double> norms;  // Of rank 0, by step.
   // By rank, with the first values and the reads of the result, and without.
   std::vector<std::string> moved;
@@ -229,7 +234,7 @@ Status ReadParams(Engine* engine, Result* result) {
                            engine->Param(static_cast<ParamId>(p)));
     std::vector<float> values(static_cast<size_t>(param.numel));
     Widen(params[p].dtype, param.data, values.data(), values.size());
-    auto& all = params[p].dtype == DType::kF32 ? result->f32 : result->bf16;
+    auto& all = params[p].dtype == DType::kF32 ? result->f32 : result->narrow;
     all.insert(all.end(), values.begin(), values.end());
   }
   return engine->EndSummon(false, 0);
@@ -293,7 +298,7 @@ Result Train(const std::string& device, const Sums& sums, Counts* counts,
             TextSince(made, CountMoved(*comm));
         if (comm->rank() == 0) {
           result.f32 = read.f32;
-          result.bf16 = read.bf16;
+          result.narrow = read.narrow;
         }
       },
       30, link);
@@ -329,13 +334,14 @@ TEST_P(NcclSumsTest, HaveTheBitsAndTheCallsOfTheirOrder) {
   Counts counts;
   const Result gpus = Train("cuda", sums, &counts);
   ASSERT_EQ(gpus.f32.size(), size_t{kElements} * kUnits);
+  ASSERT_EQ(gpus.narrow.size(), size_t{kElements} * kUnits);
   Counts none;
   const Result cpus = Train("cpu", sums, &none);
   ASSERT_EQ(cpus.f32.size(), gpus.f32.size());
   ExpectMoved(sums, gpus, cpus);
   // The thread sanitizer's configuration has no fused multiply-add on the CPU.
   if (SHARD_TESTS_THREAD_SANITIZER == 0) {
-    EXPECT_TRUE(gpus.bf16 == cpus.bf16);
+    EXPECT_TRUE(gpus.narrow == cpus.narrow);
     // The sum of two ranks is the same in either order.
     const bool same =
         sums.deterministic || sums.group_size > 0 || sums.ranks == 2;
@@ -347,7 +353,7 @@ TEST_P(NcclSumsTest, HaveTheBitsAndTheCallsOfTheirOrder) {
     ASSERT_EQ(shared.f32.size(), gpus.f32.size());
     if (SHARD_TESTS_THREAD_SANITIZER == 0) {
       EXPECT_TRUE(gpus.f32 == shared.f32);
-      EXPECT_TRUE(gpus.bf16 == shared.bf16);
+      EXPECT_TRUE(gpus.narrow == shared.narrow);
     }
   }
 
@@ -375,7 +381,13 @@ INSTANTIATE_TEST_SUITE_P(
                       Sums{0, 0, true}, Sums{1, 0, true}, Sums{2, 0, true},
                       Sums{3, 0, true}, Sums{3, 2, true}, Sums{1, 0, false, 2},
                       Sums{2, 0, false, 3}, Sums{3, 0, false, 2},
-                      Sums{3, 0, false, 3}),
+                      Sums{3, 0, false, 3},
+                      Sums{.stage = 1, .narrow = DType::kF16},
+                      Sums{.stage = 2, .narrow = DType::kF16},
+                      Sums{.stage = 3, .narrow = DType::kF16},
+                      Sums{3, 2, false, 4, false, DType::kF16},
+                      Sums{1, 0, true, 4, false, DType::kF16},
+                      Sums{3, 0, true, 4, false, DType::kF16}),
     [](const auto& info) { return info.param.Name(); });
 
 class NcclClippingTest : public ::testing::TestWithParam<Sums> {};
@@ -398,7 +410,7 @@ TEST_P(NcclClippingTest, HasTheBitsOfProcessors) {
   // As above.
   if (SHARD_TESTS_THREAD_SANITIZER == 0) {
     EXPECT_TRUE(gpus.f32 == cpus.f32);
-    EXPECT_TRUE(gpus.bf16 == cpus.bf16);
+    EXPECT_TRUE(gpus.narrow == cpus.narrow);
   }
 }
 
@@ -409,7 +421,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Sums{1, 0, true, 2, true}, Sums{1, 0, true, 3, true},
                       Sums{2, 0, true, 2, true}, Sums{2, 0, true, 3, true},
                       Sums{3, 0, true, 2, true}, Sums{3, 0, true, 3, true},
-                      Sums{3, 2, true, 4, true}),
+                      Sums{3, 2, true, 4, true},
+                      Sums{1, 0, true, 3, true, DType::kF16},
+                      Sums{3, 0, true, 3, true, DType::kF16}),
     [](const auto& info) { return info.param.Name(); });
 
 // An NCCL that registers nothing moves and adds the same.
@@ -423,7 +437,7 @@ TEST(NcclMemoryTest, RegisteredMemoryHasTheSameBits) {
     EXPECT_EQ(testing::fake_nccl::Count().Calls("ncclMemAlloc"), 0u);
     ASSERT_EQ(registered.f32.size(), size_t{kElements} * kUnits);
     EXPECT_TRUE(registered.f32 == plain.f32);
-    EXPECT_TRUE(registered.bf16 == plain.bf16);
+    EXPECT_TRUE(registered.narrow == plain.narrow);
   }
 }
 
