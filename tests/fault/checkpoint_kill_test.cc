@@ -20,6 +20,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
@@ -28,6 +29,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/forwarding_env.h"
 #include "tests/core/base/temp_folder.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/fault/whole_checkpoint.h"
 #include "tests/ranks/ranks.h"
 
@@ -57,13 +59,26 @@ StatusOr<std::shared_ptr<const Plan>> MakePlan(int world_size) {
   return Plan::Create(std::move(model), options);
 }
 
+// Returns how often a test kills ranks. Those with GPUs take longer.
+int Rounds(int usual, int with_gpus, int all) {
+  if (std::getenv("SHARD_TEST_LONG") != nullptr) return all;
+  return testing::TestsAreOnGpu() ? with_gpus : usual;
+}
+
+// A rank that is alone is this process, which goes on to fork: it uses no GPU.
+StatusOr<std::unique_ptr<Engine>> MakeEngine(
+    const std::shared_ptr<Communicator>& comm) {
+  SHARD_ASSIGN_OR_RETURN(auto plan, MakePlan(comm->world_size()));
+  if (comm->world_size() == 1) return Engine::Create(std::move(plan), comm);
+  return CreateEngine(std::move(plan), comm);
+}
+
 // Saves from step `step` to `last`. The stored values are a function of the
 // step.
 Status SaveForever(const std::shared_ptr<Communicator>& comm,
                    const std::string& root, int64_t step, int64_t last,
                    const Rank* rank) {
-  SHARD_ASSIGN_OR_RETURN(const auto plan, MakePlan(comm->world_size()));
-  SHARD_ASSIGN_OR_RETURN(const auto engine, Engine::Create(plan, comm));
+  SHARD_ASSIGN_OR_RETURN(const auto engine, MakeEngine(comm));
   SHARD_RETURN_IF_ERROR(engine->BroadcastParams(0));
   for (; step <= last; ++step) {
     const std::vector<float> values(kNumel, static_cast<float>(step));
@@ -128,7 +143,7 @@ Status SaveAlone(const std::string& root, int64_t first, int64_t last) {
 }
 
 TEST(CheckpointKillTest, AtRandomMoments) {
-  const int rounds = std::getenv("SHARD_TEST_LONG") != nullptr ? 1000 : 60;
+  const int rounds = Rounds(60, 16, 1000);
   std::mt19937 generator(20240607);
   const TempFolder folder;
   const std::string root = folder / "ckpt";
@@ -204,7 +219,7 @@ TEST(CheckpointKillTest, AtRandomMoments) {
 
 // The other ranks learn which one was lost, and the checkpoint is unchanged.
 TEST(CheckpointKillTest, WhileItIsLoaded) {
-  const int rounds = std::getenv("SHARD_TEST_LONG") != nullptr ? 300 : 20;
+  const int rounds = Rounds(20, 8, 300);
   std::mt19937 generator(20240608);
   const TempFolder folder;
   const std::string root = folder / "ckpt";
@@ -222,9 +237,7 @@ TEST(CheckpointKillTest, WhileItIsLoaded) {
       options.timeout = kDeadline;
       const auto comm = OpenCommunicator(url, options);
       ASSERT_OK(comm);
-      const auto plan = MakePlan(kWorldSize);
-      ASSERT_OK(plan);
-      const auto engine = Engine::Create(*plan, *comm);
+      const auto engine = MakeEngine(*comm);
       ASSERT_OK(engine);
       std::thread killer;
       if (rank.rank() == victim) {
