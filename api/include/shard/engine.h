@@ -326,15 +326,16 @@ SHARD_NODISCARD SHARD_API shard_error* shard_devices_json(
  * NULL is the device's usual stream, which a new engine uses; with it every
  * step waits for its end. Work on the old stream comes before later work on the
  * new one. Each rank sets its own stream, between steps or before
- * shard_engine_broadcast_params. Engines of several ranks that use one stream,
- * NULL included, are called in the same order on all ranks, or wait for each
- * other until the deadline: those of different threads need streams of their
- * own. Errors leave the stream as it was:
- * INVALID_ARGUMENT for a stream that is not of the engine's device, which on
- * "cpu" and "cpu-async" is every stream but NULL, for there the host works in
- * its threads; FAILED_PRECONDITION while a step is begun, units are acquired,
- * gradients are ready or parameters are summoned, naming the state. Local; a
- * stream that is the host's thread waits for the work of the old one. */
+ * shard_engine_broadcast_params. Where NCCL moves tensors, engines that use one
+ * stream, NULL included, are called in the same order on all ranks, or they
+ * wait for each other until the deadline: engines that different threads call
+ * need streams of their own there (docs/gpu.md). Errors leave the stream as it
+ * was: INVALID_ARGUMENT for a stream that is not of the engine's device, which
+ * on "cpu" and "cpu-async" is every stream but NULL, for there the host works
+ * in its threads; FAILED_PRECONDITION while a step is begun, units are
+ * acquired, gradients are ready or parameters are summoned, naming the state.
+ * Local; a stream that is the host's thread waits for the work of the old one.
+ */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_stream(
     shard_engine* engine, void* stream) SHARD_NOEXCEPT;
 

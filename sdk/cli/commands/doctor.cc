@@ -26,8 +26,8 @@ a folder for checkpoints, in which it makes a file of 8 MiB for a moment.
 
 With --nccl also at what ranks on several GPUs need: the library NCCL, its
 variables, network interfaces and shared memory. Each GPU then makes NCCL's calls
-alone, and all of them together; each check takes 80 seconds at most: --timeout,
-and 20 for an NCCL that is late.
+alone, and all of them together; each check ends after --timeout seconds, and 20
+more for an NCCL that is late.
 
 Exit code: 0 also where it warns; with --strict 1 then.
 

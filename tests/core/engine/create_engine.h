@@ -57,6 +57,12 @@ inline std::string GpuInsteadOf(std::string_view device, int rank) {
   return TestsAreOn("offloaded") ? "cuda:0?offload=states" : "cuda:0";
 }
 
+// Returns the seconds of a test's short timeout. NCCL makes communicators
+// within that of an engine.
+inline double ShortTimeout(double usual) {
+  return TestsAreOn("fake_nccl") ? 10 * usual : usual;
+}
+
 // Makes an engine whose results others are compared with: on processors,
 // whatever device the tests are on.
 inline StatusOr<std::unique_ptr<Engine>> CreateReferenceEngine(

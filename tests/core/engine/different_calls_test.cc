@@ -286,8 +286,7 @@ TEST_P(DifferentCallsTest, NobodyWaitsForeverForARankThatDoesNotCome) {
         EXPECT_FALSE(Step(engine).ok());
         gone.set_value();
       },
-      // NCCL has to make its communicators within it.
-      TestsAreOn("fake_nccl") ? 2 : 0.3, form.link);
+      ShortTimeout(0.3), form.link);
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, DifferentCallsTest, ::testing::ValuesIn(kForms),

@@ -20,6 +20,7 @@
 
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "tests/core/base/comes_true.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/device/gate.h"
 #include "tests/core/engine/async_host.h"
@@ -101,7 +102,8 @@ INSTANTIATE_TEST_SUITE_P(Stages, EarlyTimeoutTest, ::testing::Values(1, 2));
 TEST_P(EarlyTimeoutTest, AStepMayTakeLongerThanTheEnginesTimeout) {
   HostRun run = RunOf(GetParam(), "direct=0");
   // Long enough for a machine that is busy with other things.
-  run.training.engine.timeout = 0.5;
+  const double timeout = ShortTimeout(0.5);
+  run.training.engine.timeout = timeout;
   const auto plan = PlanOf(run.training);
   ASSERT_OK(plan);
   ASSERT_TRUE(ShardsAsItsStage(**plan));
@@ -120,7 +122,7 @@ TEST_P(EarlyTimeoutTest, AStepMayTakeLongerThanTheEnginesTimeout) {
         StepOptions patient;
         patient.timeout = 60;
         ASSERT_OK(engine.Step(patient, nullptr));
-        const Deadline longer = Deadline::After(1);
+        const Deadline longer = Deadline::After(2 * timeout);
         while (!longer.Expired()) std::this_thread::yield();
         gate.Open();
         ASSERT_OK(engine.Synchronize(60));
@@ -157,7 +159,8 @@ TEST_P(EarlyStepTest, CountsSkippedStepsExactly) {
 // would end the call of another.
 void StepAndOpen(Engine* engine, std::latch* stepped, Gate* gate) {
   const Status status = engine->Step(StepOptions(), nullptr);
-  stepped->arrive_and_wait();
+  stepped->count_down();
+  EXPECT_TRUE(testing::ComesTrue([stepped] { return stepped->try_wait(); }));
   gate->Open();
   EXPECT_OK(status);
 }
@@ -366,7 +369,7 @@ TEST_P(EarlyStepTest, AnEngineThatCannotWaitEndsTheGroup) {
       [&](const auto& comm) {
         UnitTraining training = run.training;
         const bool leaves = comm->rank() == 0;
-        if (leaves) training.engine.timeout = 0.2;
+        if (leaves) training.engine.timeout = ShortTimeout(0.2);
         StreamRank rank = MakeStreamRank(training, *plan, comm);
         UnitTrainer(training, rank.engine.get()).Fill();
         StepOptions clipped;

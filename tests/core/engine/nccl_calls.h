@@ -61,6 +61,7 @@ inline size_t BytesOf(const CallRecord& call) {
   switch (call.type) {
     case testing::fake_nccl::DataType::kFloat32:
       return call.count * sizeof(float);
+    case testing::fake_nccl::DataType::kFloat16:
     case testing::fake_nccl::DataType::kBfloat16:
       return call.count * sizeof(uint16_t);
     default:

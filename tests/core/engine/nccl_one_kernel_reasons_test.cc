@@ -90,7 +90,7 @@ struct Outcome {
   std::vector<std::string> jsons;              // By rank.
   std::vector<std::vector<std::byte>> first;   // By rank, before the steps.
   std::vector<std::vector<std::byte>> params;  // After them.
-  std::map<std::string, uint64_t> launches;    // Of all ranks, in the steps.
+  std::map<std::string, uint64_t> launches;    // Sums over ranks, in the steps.
   std::vector<std::string> lines;
 };
 

@@ -57,7 +57,7 @@ struct Sums {
   int ranks = 4;
   // Steps of AdamW that clip, else of SGD that do not.
   bool clips = false;
-  DType narrow = DType::kBF16;  // Of half of the parameters and gradients.
+  DType narrow = DType::kBF16;  // Half of the parameters have it.
 
   bool has_narrow() const { return !clips || ranks != 2; }
 
@@ -219,7 +219,7 @@ std::string TextOfSteps(const Sums& sums) {
 struct Result {
   std::vector<float> f32;
   std::vector<float> narrow;
-  std::vector<double> norms;  // Of rank 0, by step.
+  std::vector<double> norms;  // Rank 0's, by step.
   // By rank, with the first values and the reads of the result, and without.
   std::vector<std::string> moved;
   std::vector<std::string> moved_by_steps;

@@ -55,7 +55,7 @@ struct Form {
   // There are so many that sharding them saves memory. Unit u has parameter u,
   // unless a form has more of them.
   int units = kUnits;
-  int passes = 1;         // Of a step; all but the last one accumulate.
+  int passes = 1;         // All of a step but the last one accumulate.
   int params = 1;         // Of a unit and a dtype, no two of one size.
   bool has_bf16 = false;  // Each unit has parameters of bf16 besides.
 

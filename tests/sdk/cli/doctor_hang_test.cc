@@ -15,11 +15,11 @@ namespace shardctl_testing {
 namespace {
 
 // Seconds for all of doctor, beside those that it waits for NCCL.
-constexpr double kSlack = 15;
+constexpr double kSlack = 60;
 
 class DoctorHangTest : public DoctorTest {
  protected:
-  DoctorHangTest() : DoctorTest("nccl", {"--nccl", "--timeout", "1"}) {
+  DoctorHangTest() : DoctorTest("nccl", {"--nccl", "--timeout", "5"}) {
     ::setenv("NCCL_CONF_FILE", "/dev/null", 1);
     ::unsetenv("NCCL_SOCKET_IFNAME");
   }
@@ -38,7 +38,8 @@ class DoctorHangTest : public DoctorTest {
     const auto begin = Clock::now();
     Examine({kFakeDriver, kFakeNccl});
     const std::chrono::duration<double> took = Clock::now() - begin;
-    EXPECT_LT(took.count(), 1 + seconds + kSlack);
+    EXPECT_GE(took.count(), 5 + seconds);
+    EXPECT_LT(took.count(), 5 + seconds + kSlack);
   }
 
   void ExpectLate(const std::string& name, const std::string& text) {
@@ -55,7 +56,7 @@ TEST_F(DoctorHangTest, ACallThatNeverReturnsIsLeftBehind) {
   LeaveObjects();
   ExamineInTime("1", 20);
   ExpectLate("cuda:0 alone",
-             "a library did not return within 21 s, and its thread is left "
+             "a library did not return within 25 s, and its thread is left "
              "behind");
 }
 
@@ -63,7 +64,7 @@ TEST_F(DoctorHangTest, ACallThatNeverReturnsIsLeftBehind) {
 TEST_F(DoctorHangTest, ACollectiveThatNeverEndsIsNamed) {
   ::setenv("SHARD_FAKE_NCCL_STICK", "1", 1);
   ExamineInTime("2", 0);
-  ExpectLate("cuda:0 alone", "ncclAllGather was not done within 1 s");
+  ExpectLate("cuda:0 alone", "ncclAllGather was not done within 5 s");
   for (const char* const name : {"cuda:1 alone", "all GPUs"}) {
     EXPECT_TRUE(Found(name).starts_with("ok ")) << Found(name);
   }
