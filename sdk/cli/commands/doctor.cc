@@ -129,9 +129,9 @@ void AddDoctor(CommandLine* line) {
                   "Also check NCCL, and try it on each GPU");
   command
       .AddOption("--timeout", &doctor->timeout,
-                 "With --nccl: seconds that NCCL may take for a check")
-      .Positive()
-      .ShowDefault();
+                 "With --nccl: seconds that NCCL may take for a check "
+                 "(default: 60)")
+      .Positive();
   command.AddFlag("--strict", &doctor->strict, "Exit code 1 for a warning");
   command.AddFlag("--json", &doctor->json, "One JSON document");
   command.Runs([doctor] { return RunDoctor(*doctor); });

@@ -1251,12 +1251,12 @@ extern "C" {
     /// shard_engine_broadcast_params. Where NCCL moves tensors, engines that use one
     /// stream, NULL included, are called in the same order on all ranks, or they
     /// wait for each other until the deadline: engines that different threads call
-    /// need streams of their own there (docs/gpu.md). Errors leave the stream as it was:
-    /// INVALID_ARGUMENT for a stream that is not of the engine's device, which on
-    /// "cpu" and "cpu-async" is every stream but NULL, for there the host works in
-    /// its threads; FAILED_PRECONDITION while a step is begun, units are acquired,
-    /// gradients are ready or parameters are summoned, naming the state. Local; a
-    /// stream that is the host's thread waits for the work of the old one.
+    /// need streams of their own there (docs/gpu.md). Errors leave the stream as it
+    /// was: INVALID_ARGUMENT for a stream that is not of the engine's device, which
+    /// on "cpu" and "cpu-async" is every stream but NULL, for there the host works
+    /// in its threads; FAILED_PRECONDITION while a step is begun, units are
+    /// acquired, gradients are ready or parameters are summoned, naming the state.
+    /// Local; a stream that is the host's thread waits for the work of the old one.
     #[must_use]
     pub fn shard_engine_set_stream(engine: *mut shard_engine, stream: *mut c_void) -> *mut shard_error;
 }
