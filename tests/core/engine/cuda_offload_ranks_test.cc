@@ -32,11 +32,13 @@
 namespace shard::cuda_offload_ranks_test {
 namespace {
 
-using cuda_offload::kOffload;
 using cuda_training::HostsStream;
 
 constexpr int kRanks = 2;
 constexpr int kSteps = 3;
+
+// A window takes one page in bf16, and two in fp32, which sums may have.
+constexpr Offload kOffload = {.threads = 3, .window = 1536};
 
 struct Form {
   const char* name;
