@@ -27,6 +27,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -55,6 +56,12 @@ inline std::string GpuInsteadOf(std::string_view device, int rank) {
     return "";
   }
   return TestsAreOn("offloaded") ? "cuda:0?offload=states" : "cuda:0";
+}
+
+// Whether the tests are on the fake of NCCL in its short form, in which those
+// that go through many combinations try some.
+inline bool TriesFewOnNccl() {
+  return TestsAreOn("fake_nccl") && std::getenv("SHARD_TEST_LONG") == nullptr;
 }
 
 // Returns the seconds of a test's short timeout. NCCL makes communicators

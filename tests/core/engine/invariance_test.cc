@@ -2,7 +2,8 @@
 //
 // The bits of a run depend on values, hyperparameters and the seed. They do not
 // depend on the number of ranks, on who owns which elements, or on the size of
-// buckets.
+// buckets. Nor do they depend on who moves tensors: ranks that have a GPU each
+// reach the bits of ranks on processors.
 
 #include <gtest/gtest.h>
 
@@ -36,15 +37,27 @@ std::vector<std::vector<int64_t>> ShapesFor(const std::string& optimizer) {
   return {{33, 70}, {5}, {}, {0, 4}, {1029}, {2, 3, 4}, {1}};
 }
 
-TEST_P(InvarianceTest, BitsDependOnNeitherWorldSizeNorPartition) {
-  const Case& c = GetParam();
+// Whether ranks on GPUs reach the bits of processors, which multiply Muon's
+// matrices in another order.
+bool IsOnNccl(const Case& c) {
+  return testing::TestsAreOn("fake_nccl") &&
+         std::string(c.optimizer).substr(0, 4) != "muon";
+}
+
+Training TrainingOf(const Case& c) {
   Training training;
   training.model = ModelOf(ShapesFor(c.optimizer), c.dtype);
   training.optimizer = c.optimizer;
   training.plan.f32_grads = c.f32_grads;
   training.plan.masters = c.masters;
   training.plan.seed = 77;
-  const bool few = kSanitized || testing::TestsAreOn("tcp");
+  return training;
+}
+
+TEST_P(InvarianceTest, BitsDependOnNeitherWorldSizeNorPartition) {
+  const Case& c = GetParam();
+  Training training = TrainingOf(c);
+  const bool few = kSanitized || testing::TestsAreOn("tcp") || TriesFewOnNccl();
   for (const double type :
        {0.0, 1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
     // Other types of norm differ only in their numbers, which the default
@@ -54,9 +67,15 @@ TEST_P(InvarianceTest, BitsDependOnNeitherWorldSizeNorPartition) {
     training.step.max_grad_norm = type == 0 ? 0 : 0.5;
     training.step.grad_norm_type = type;
     std::vector<std::vector<float>> first;
+    if (IsOnNccl(c)) {
+      Training plain = training;
+      plain.on_processors = true;
+      plain.plan.world_size = 2;
+      first = Train(plain);
+    }
     for (const int world_size : {1, 2, 3, 4}) {
-      // Under a sanitizer and on several hosts, two numbers of ranks and
-      // buckets of one size.
+      // Under a sanitizer, on several hosts and in the short form of NCCL, two
+      // numbers of ranks and buckets of one size.
       if (few && world_size % 2 == 0) continue;
       for (const Partition partition :
            {Partition::kEven, Partition::kGreedy, Partition::kBucket}) {
@@ -78,6 +97,36 @@ TEST_P(InvarianceTest, BitsDependOnNeitherWorldSizeNorPartition) {
               << ", norm " << type;
         }
       }
+    }
+  }
+}
+
+// All ranks have gradients, whose sums are in the order of ranks.
+TEST_P(InvarianceTest, RanksApartHaveTheBitsOfSharedMemory) {
+  const Case& c = GetParam();
+  Training training = TrainingOf(c);
+  training.all_ranks = true;
+  training.plan.deterministic = true;
+  for (const int world_size : {2, 3, 4}) {
+    // Three ranks have each pair of threads.
+    if (kSanitized && world_size != 3) continue;
+    for (const double max_grad_norm : {0.0, 0.5}) {
+      // Ranks on several hosts and on fakes take a while to start: an odd
+      // number of them clips, and an even one does not.
+      const bool all = !kSanitized && !testing::TestsAreOn("tcp") &&
+                       !testing::TestsAreOnGpu();
+      if (!all && (world_size == 3) != (max_grad_norm > 0)) continue;
+      training.plan.world_size = world_size;
+      training.step.max_grad_norm = max_grad_norm;
+      training.link = "direct=1";
+      training.on_processors = IsOnNccl(c);
+      const auto shared = Train(training);
+      ASSERT_FALSE(shared[0].empty());
+      EXPECT_NE(shared[0][0], InitialValue(0, 0));
+      training.link = "direct=0";
+      training.on_processors = false;
+      EXPECT_EQ(Train(training), shared)
+          << world_size << " ranks, max_grad_norm " << max_grad_norm;
     }
   }
 }

@@ -201,16 +201,22 @@ void ExpectSharding(const UnitTraining& training) {
   }
 }
 
-// Returns the parameters after a training in stage 1 by ranks that share
-// memory, which every form has to reach, with NCCL by that of processors.
+// Returns a training in stage 1 by ranks that share memory, with whose results
+// the others are compared, where these have NCCL by ranks on processors.
+UnitTraining PlainTraining(int world_size) {
+  UnitTraining plain = TrainingOf(kPlain, world_size);
+  plain.on_processors = TestsAreOn("fake_nccl");
+  return plain;
+}
+
+// Returns the parameters after that training, which every form has to reach.
 const std::vector<std::vector<float>>& PlainResult(int world_size,
                                                    double max_grad_norm) {
   static std::map<std::pair<int, double>, std::vector<std::vector<float>>> made;
   auto& result = made[{world_size, max_grad_norm}];
   if (result.empty()) {
-    UnitTraining plain = TrainingOf(kPlain, world_size);
+    UnitTraining plain = PlainTraining(world_size);
     plain.step.max_grad_norm = max_grad_norm;
-    plain.on_processors = TestsAreOn("fake_nccl");
     result = TrainUnits(plain);
   }
   return result;
@@ -316,32 +322,47 @@ void ExpectNear(const std::vector<std::vector<float>>& a,
   }
 }
 
+class ShardGroupsTest : public ::testing::TestWithParam<Form> {};
+
 // Sums have two levels, each of which is rounded.
-TEST(ShardGroupsTest, ApartTheySumInTwoLevels) {
-  UnitTraining plain = TrainingOf(kPlain, 4);
+TEST_P(ShardGroupsTest, ApartTheySumInTwoLevels) {
+  UnitTraining plain = PlainTraining(4);
   plain.optimizer = "sgd?lr=0.1&momentum=0.9";
-  const auto expected = TrainUnits(plain);
+  UnitTraining training = TrainingOf(GetParam(), 4);
+  training.optimizer = plain.optimizer;
+  training.plan.deterministic = false;
+  ExpectSharding(training);
+  const auto result = TrainUnits(training);
+  ExpectNear(result, TrainUnits(plain), 1e-5f);
+  EXPECT_EQ(result, TrainUnits(training));
+}
+
+std::vector<Form> GroupForms() {
+  std::vector<Form> forms;
   for (const int stage : {1, 2, 3}) {
     for (const int group : {1, 2, 4}) {
       // Under a sanitizer, each size of groups with one stage.
       if (kSanitized && group != 1 << ((stage + 1) % 3)) continue;
-      SCOPED_TRACE(StrCat("stage ", stage, " groups of ", group));
-      UnitTraining training = TrainingOf(
-          {.stage = stage, .link = "direct=0", .shard_group_size = group}, 4);
-      training.optimizer = plain.optimizer;
-      training.plan.deterministic = false;
-      const auto result = TrainUnits(training);
-      ExpectNear(result, expected, 1e-5f);
-      EXPECT_EQ(result, TrainUnits(training));
+      forms.push_back(
+          {.stage = stage, .link = "direct=0", .shard_group_size = group});
     }
   }
+  return forms;
 }
+
+INSTANTIATE_TEST_SUITE_P(Forms, ShardGroupsTest,
+                         ::testing::ValuesIn(GroupForms()),
+                         [](const auto& info) {
+                           return StrCat("stage", info.param.stage,
+                                         "_groups_of_",
+                                         info.param.shard_group_size);
+                         });
 
 class AccumulateTest : public ::testing::TestWithParam<Form> {};
 
 // Whole gradients accumulate on each rank, in any stage.
 TEST_P(AccumulateTest, GivesTheSameBitsWithWholeGrads) {
-  UnitTraining plain = TrainingOf(kPlain, 3);
+  UnitTraining plain = PlainTraining(3);
   plain.passes = 3;
   UnitTraining training = TrainingOf(GetParam(), 3);
   training.passes = 3;
@@ -351,7 +372,7 @@ TEST_P(AccumulateTest, GivesTheSameBitsWithWholeGrads) {
 
 // Sharded gradients are summed over the ranks in every pass.
 TEST_P(AccumulateTest, ShardedSumsAreNear) {
-  UnitTraining plain = TrainingOf(kPlain, 3);
+  UnitTraining plain = PlainTraining(3);
   plain.passes = 3;
   plain.optimizer = "sgd?lr=0.1&momentum=0.9";
   UnitTraining training = TrainingOf(GetParam(), 3);
@@ -394,7 +415,7 @@ TEST(DeterministicTest, DeterministicShardedSumsAreRefused) {
 // Gradients and sums have two bytes; the plan alone determines where they are
 // rounded.
 TEST(PrecisionTest, NarrowGradientsHaveDeterministicSums) {
-  UnitTraining plain = TrainingOf(kPlain, 3);
+  UnitTraining plain = PlainTraining(3);
   plain.model = BlockModel(4, DType::kBF16);
   const auto expected = TrainUnits(plain);
   for (const Form& form : {Form{.stage = 2}, Form{.stage = 3},

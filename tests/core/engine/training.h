@@ -43,6 +43,8 @@ struct Training {
   // Otherwise all gradients are on the last rank and are divided by 1, so that
   // their sum has the same bits at any world size.
   bool all_ranks = false;
+  std::string link;            // Part of the communicator's URL: "direct=0".
+  bool on_processors = false;  // CreateReferenceEngine makes the engine.
   // Called before and after each step, on every rank, while no rank steps.
   std::function<void(Engine* engine, int step)> before_step;
   std::function<void(Engine* engine, int step)> after_step;
@@ -157,8 +159,10 @@ inline std::vector<std::vector<float>> Train(const Training& training,
   EXPECT_TRUE(plan.ok()) << plan.status().ToString();
   if (!plan.ok()) return result;
 
-  RunThreadRanks(options.world_size, [&](const auto& comm) {
-    auto made = CreateEngine(*plan, comm, training.engine);
+  const auto train = [&](const std::shared_ptr<Communicator>& comm) {
+    auto made = training.on_processors
+                    ? CreateReferenceEngine(*plan, comm, training.engine)
+                    : CreateEngine(*plan, comm, training.engine);
     ASSERT_TRUE(made.ok()) << made.status().ToString();
     Engine& engine = **made;
     const auto& params = training.model->params();
@@ -199,7 +203,8 @@ inline std::vector<std::vector<float>> Train(const Training& training,
       const auto tensor = engine.Param(static_cast<ParamId>(p));
       result[p] = Load(params[p].dtype, tensor->data, tensor->numel);
     }
-  });
+  };
+  RunThreadRanks(options.world_size, train, 30, training.link);
   return result;
 }
 
