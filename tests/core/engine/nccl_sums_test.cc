@@ -366,22 +366,25 @@ TEST_P(NcclSumsTest, HaveTheBitsAndTheCallsOfTheirOrder) {
   EXPECT_EQ(counts.Calls("ncclSend"), (2 - by_nccl) * kUnits * levels * peers);
   EXPECT_EQ(counts.Calls("ncclRecv"), counts.Calls("ncclSend"));
   // The collectives of a unit are one launch for each level; those that publish
-  // a buffer come with its update.
-  const bool publishes = sums.stage < 3 || sums.group_size > 0;
+  // a buffer, to replicas and where parameters are whole to the group, come
+  // with its update.
   const bool gathers = sums.stage == 3;
+  const uint64_t publishes =
+      (sums.group_size > 0 ? 1u : 0u) + (gathers ? 0u : 1u);
   EXPECT_EQ(counts.Calls("ncclAllGather"),
-            2u * kUnits * ((publishes ? 1 : 0) + (gathers ? 1 : 0)));
+            2 * kUnits * (publishes + (gathers ? 1 : 0)));
   EXPECT_EQ(counts.launches,
-            kUnits * (levels + (publishes ? 2 : 0) + (gathers ? 1 : 0)));
+            kUnits * (levels + 2 * publishes + (gathers ? 1 : 0)));
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Forms, NcclSumsTest,
-    ::testing::Values(Sums{0}, Sums{1}, Sums{2}, Sums{3}, Sums{3, 2},
-                      Sums{0, 0, true}, Sums{1, 0, true}, Sums{2, 0, true},
-                      Sums{3, 0, true}, Sums{3, 2, true}, Sums{1, 0, false, 2},
-                      Sums{2, 0, false, 3}, Sums{3, 0, false, 2},
-                      Sums{3, 0, false, 3},
+    ::testing::Values(Sums{0}, Sums{1}, Sums{2}, Sums{3}, Sums{1, 2},
+                      Sums{2, 2}, Sums{3, 2}, Sums{1, 2, true},
+                      Sums{2, 2, true}, Sums{0, 0, true}, Sums{1, 0, true},
+                      Sums{2, 0, true}, Sums{3, 0, true}, Sums{3, 2, true},
+                      Sums{1, 0, false, 2}, Sums{2, 0, false, 3},
+                      Sums{3, 0, false, 2}, Sums{3, 0, false, 3},
                       Sums{.stage = 1, .narrow = DType::kF16},
                       Sums{.stage = 2, .narrow = DType::kF16},
                       Sums{.stage = 3, .narrow = DType::kF16},

@@ -29,7 +29,7 @@ if [ "$SHARD_TEST_DEVICE" = namespaces ]; then
     */training_tests) only='HostsTest.*' ;;
     *)
       [ -n "${SHARD_TEST_LONG-}" ] ||
-        only='ClipGradNormTest.*:*/StagesTest.*/apart_stage?:*/SummonTest.*/apart_stage3:*/MissingGradsTest.*/apart_stage1:CheckpointTest.LoadsEvery*'
+        only='ClipGradNormTest.*:*/StagesTest.*/apart_stage?:*/SummonTest.*/apart_stage3:*/MissingGradsTest.*/apart_stage1:*WorldSizesTest.*'
       ;;
   esac
 fi

@@ -30,6 +30,7 @@ _GUARDED = {
         "*DifferentCallsTest.*": "is about calls that fail before elements move",
         "*EngineMemoryTest.*": "counts bytes, which are the same",
         "*ReplanTest.*_greedy": "each stage once, apart and together",
+        "*ReplanTest.*_groups": "each stage once, apart and together",
         "*SummonTest.*_groups": "each stage once, apart and together",
         "*WrongCallsTest.*": "is about calls that fail before elements move",
         "CountersTest.*": "has no engine",
@@ -75,6 +76,7 @@ _ASYNC = {
         "*DifferentCallsTest.*": "is about calls that fail before elements move",
         "*EngineMemoryTest.*": "counts bytes, which are the same",
         "*ReplanTest.*_greedy": "each stage once, apart and together",
+        "*ReplanTest.*_groups": "each stage once, apart and together",
         "*SummonTest.*_groups": "each stage once, apart and together",
         "*WrongCallsTest.*": "is about calls that fail before elements move",
         "CountersTest.*": "has no engine",
@@ -121,7 +123,10 @@ _FAKE_CUDA = {
         "HungRankTest.*": "waits for deadlines",
     },
     "//tests/core/engine:gradients_tests": {
-        "*/*apart_*": "ranks on GPUs share no memory in either form",
+        "*BoundMemoryTest.*/apart_*": "ranks on GPUs share no memory in either form",
+        "*JoinFormsTest.*/apart_stage_0": "ranks on GPUs share no memory in either form",
+        "*JoinFormsTest.*/apart_stage_3": "ranks on GPUs share no memory in either form",
+        "*MissingGradsTest.*/apart_*": "ranks on GPUs share no memory in either form",
         "MissingGradsRandomTest.*": "calls differ between ranks that share memory",
     },
     "//tests/core/engine:steps_tests": dict(_SUMS_OF_16_BITS, **{
@@ -152,8 +157,8 @@ _FAKE_CUDA = {
 # which take minutes: each stage runs once in the short form, too.
 _FAKE_CUDA_LONG = {
     "//tests/core/engine:checkpoints_tests": [
-        "CheckpointTest.LoadsEveryWorldSizeIntoEveryOther",
-        "CheckpointTest.ResumeContinuesBitIdentically",
+        "*ResumeTest.*",
+        "*WorldSizesTest.*",
     ],
     "//tests/core/engine:gradients_tests": [
         "*JoinTest.*",
@@ -197,7 +202,9 @@ _OFFLOADED = {
         "HungRankTest.*": "waits for deadlines",
     },
     "//tests/core/engine:gradients_tests": {
-        "*/*apart_*": "ranks on GPUs share no memory in either form",
+        "*JoinFormsTest.*/apart_stage_0": "ranks on GPUs share no memory in either form",
+        "*JoinFormsTest.*/apart_stage_3": "ranks on GPUs share no memory in either form",
+        "*MissingGradsTest.*/apart_*": "ranks on GPUs share no memory in either form",
         "*BoundMemoryTest.*": "is about memory that is not offloaded",
         "MissingGradsRandomTest.*": "calls differ between ranks that share memory",
     },
@@ -230,12 +237,12 @@ _OFFLOADED = {
 _OFFLOADED_LONG = {
     "//tests/core/engine:checkpoints_tests": [
         "CheckpointAsyncTest.*",
-        "CheckpointTest.LoadsEveryWorldSizeIntoEveryOther",
-        "CheckpointTest.ResumeContinuesBitIdentically",
+        "*ResumeTest.*",
+        "*WorldSizesTest.*",
     ],
     "//tests/core/engine:gradients_tests": [
         "*JoinTest.*",
-        "JoinFormsTest.*",
+        "*JoinFormsTest.*",
         "*MissingGradsTest.*/*stage?",
         "*MissingGradsTest.*/*stage?_*",
         "WhoHasGradientsTest.*",
@@ -283,6 +290,11 @@ _FAKE_NCCL = {
     },
     "//tests/core/engine:gradients_tests": {
         "*BoundMemoryTest.*": "moves no tensors between ranks",
+        "*BoundMemoryTest.*/apart_*": None,
+        "*MissingGradsTest.*/apart_*": None,
+        "*MissingGradsTest.*/apart_stage?": "the other forms share no memory either",
+        "*MissingGradsTest.*/apart_stage2_*": "the other forms share no memory either",
+        "*MissingGradsTest.*/apart_stage3_whole_grads": "the other forms share no memory either",
         "MissingGradsRandomTest.*": None,
     },
     "//tests/core/engine:steps_tests": {
@@ -304,8 +316,10 @@ _FAKE_NCCL = {
         "*AnnouncedMovesTest.*/apart_*": "the other forms share no memory either",
         "*DifferentCallsTest.*": None,
         "*DifferentCallsTest.*/stage*": "has forms without shared memory",
-        "*ReplanTest.*/apart_*": "the other forms share no memory either",
-        "*SummonTest.*/apart_*": "the other forms share no memory either",
+        "*ReplanTest.*/apart_stage1": "the other forms share no memory either",
+        "*ReplanTest.*/apart_stage3": "the other forms share no memory either",
+        "*ReplanTest.*/apart_stage3_greedy": "the other forms share no memory either",
+        "*SummonTest.*/apart_stage?": "the other forms share no memory either",
         "*ValidProgramsTest.*": "is about the order of calls",
     },
     "//tests/fault:checkpoint_damage_test": {},
@@ -317,15 +331,33 @@ _FAKE_NCCL = {
 # and each feature that forms without shared memory alone have.
 _FAKE_NCCL_LONG = {
     "//tests/core/engine:checkpoints_tests": [
-        "CheckpointAsyncTest.*",
-        "CheckpointTest.LoadsEveryWorldSizeIntoEveryOther",
-        "CheckpointTest.ResumeContinuesBitIdentically",
+        "*ResumeTest.*/*_states",
+        "*ResumeTest.*/adafactor",
+        "*ResumeTest.*/amsgrad",
+        "*ResumeTest.*/lamb",
+        "*ResumeTest.*/momentum",
+        "*WorldSizesTest.*/W3",
+        "*WorldSizesTest.*/W5",
+        "*WorldSizesTest.*/W6",
+        "*WorldSizesTest.*/W7",
+        "*WorldSizesTest.*/W8",
+        "*WorldSizesTest.*/W9",
+        "CheckpointAsyncTest.A*",
+        "CheckpointAsyncTest.EachRank*",
+        "CheckpointAsyncTest.FreeingTheEngine*",
+        "CheckpointAsyncTest.KeepsTheLast*",
+        "CheckpointAsyncTest.OneRankCancels*",
+        "CheckpointAsyncTest.TheNextCall*",
     ],
     "//tests/core/engine:gradients_tests": [
+        "*JoinFormsTest.*/*apart_*",
+        "*JoinFormsTest.*/stage_0",
         "*JoinTest.*",
-        "JoinFormsTest.*",
-        "*MissingGradsTest.*/*stage?",
-        "*MissingGradsTest.*/*stage?_*",
+        "*MissingGradsTest.*/apart_stage3_async",
+        "*MissingGradsTest.*/apart_stage3_prefetch",
+        "*MissingGradsTest.*/stage0",
+        "*MissingGradsTest.*/stage2_*",
+        "*MissingGradsTest.*/stage3_*",
         "WhoHasGradientsTest.*",
     ],
     "//tests/core/engine:steps_tests": [
@@ -353,12 +385,17 @@ _FAKE_NCCL_LONG = {
         "*StepModelTest.*_cpu_*",
     ],
     "//tests/core/engine:units_tests": [
-        "*ReplanTest.*/stage2",
-        "*ReplanTest.*/stage3",
         "*ReplanTest.*_greedy",
+        "*ReplanTest.ErrorsAre*/stage2",
+        "*ReplanTest.ErrorsAre*/stage3",
+        "*ReplanTest.NewGroups*/*_groups",
+        "*ReplanTest.NewGroups*/stage2",
+        "*ReplanTest.NewGroups*/stage3",
+        "*SummonTest.*/apart_stage3_groups",
         "*SummonTest.*/stage1",
-        "*SummonTest.*/stage2",
-        "*SummonTest.*_groups",
+        "*SummonTest.ErrorsAre*/*_groups",
+        "*SummonTest.NothingElse*/*_groups",
+        "*SummonTest.UntouchedMasters*/*_groups",
         "*SummonTest.WriteBack/*",
     ],
     "//tests/fault:checkpoint_damage_test": ["DamageTest.EveryByte"],
@@ -444,7 +481,7 @@ _TCP = {
 # Those of them that run in the long form alone.
 _TCP_LONG = {
     "//tests/core/engine:checkpoints_tests": [
-        "CheckpointTest.ResumeContinuesBitIdentically",
+        "*ResumeTest.*",
     ],
     "//tests/core/engine:gradients_tests": [
         "*MissingGradsTest.*/apart_stage0",
@@ -468,6 +505,7 @@ _TCP_LONG = {
     "//tests/core/engine:units_tests": [
         "*ReplanTest.*/apart_stage1",
         "*ReplanTest.*_greedy",
+        "*ReplanTest.*_groups",
         "*SummonTest.*/apart_stage1",
         "*SummonTest.*_groups",
     ],
