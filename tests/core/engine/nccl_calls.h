@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The calls of NCCL that a rank has made, as the fake of NCCL has logged them,
-// and those that steps of nccl_training are to make: for each buffer of the
-// plan one reduction on each level of ranks, and one all-gather; in stage 3 one
-// for each pass whose parameters are not there. Units have different sizes, so
-// each call tells its buffer.
+// the loop of the ranks that make them, and the calls that steps of
+// nccl_training are to make: for each buffer of the plan one reduction on each
+// level of ranks, and one all-gather; in stage 3 one for each pass whose
+// parameters are not there. Units have different sizes, so each call tells its
+// buffer.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_NCCL_CALLS_H_
 #define SHARD_TESTS_CORE_ENGINE_NCCL_CALLS_H_
@@ -26,9 +27,12 @@
 #include "core/engine/transfer/collectives_memory.h"
 #include "core/flat/plan.h"
 #include "kernels/cpu/norm.h"
+#include "tests/core/base/expect_status.h"
 #include "tests/core/engine/nccl_training.h"
+#include "tests/core/engine/thread_ranks.h"
 #include "tests/fake_cuda/fake_cuda.h"
 #include "tests/fake_nccl/fake_nccl.h"
+#include "tests/fake_nccl/fake_nccl_fixture.h"
 
 namespace shard {
 
@@ -105,25 +109,69 @@ inline Calls WithoutGathers(Calls calls) {
   return calls;
 }
 
+// One of the levels on which gradients are summed: in shard groups two, the
+// group and then the replicas, unless sums are deterministic.
+struct Level {
+  int ranks;
+  size_t ranges;  // Of ranks, in the block that a rank sends to each other.
+  bool is_first;
+};
+
+inline std::vector<Level> LevelsOf(const Form& form) {
+  const int group = form.shard_group_size;
+  if (group == 0 || form.deterministic) return {{form.world_size, 1, true}};
+  const int replicas = form.world_size / group;
+  return {{group, static_cast<size_t>(replicas), true}, {replicas, 1, false}};
+}
+
+// Whether a rank has no gradients of the unit, whose sums are sharded. It sends
+// zeros on the first level, and has a sum on the second.
+inline bool IsLacked(const Plan& plan, const Form& form, int32_t unit) {
+  return plan.shards_grads() && form.lacks >= 0 && unit % 2 == 1;
+}
+
+// Whether blocks are sent to the ranks that add them, which NCCL does not do.
+inline bool AreSent(const Plan& plan, const Form& form, const Level& level,
+                    const FlatBufferPlan& buffer) {
+  return form.deterministic || buffer.grad_dtype != DType::kF32 ||
+         (level.is_first && IsLacked(plan, form, buffer.unit));
+}
+
+// Returns the bytes of the parts in which a block is sent: of all of it, but
+// where a rank lacks gradients no more than there are zeros, and room for the
+// blocks of all others. Parts are of whole 16 elements.
+inline std::vector<size_t> PartsOf(const Plan& plan, const Form& form,
+                                   const Level& level,
+                                   const FlatBufferPlan& buffer) {
+  const ReduceMemory memory = ReduceMemoryOf(plan);
+  size_t left = OwnBytes(buffer, buffer.grad_dtype) * level.ranges;
+  if (!IsLacked(plan, form, buffer.unit) || !level.is_first) return {left};
+  const size_t at_once = 16 * DTypeSize(buffer.grad_dtype);
+  const size_t most = std::min(
+      memory.zeros, memory.blocks / static_cast<size_t>(level.ranks - 1));
+  std::vector<size_t> parts;
+  for (; left > most; left -= parts.back()) {
+    parts.push_back(most / at_once * at_once);
+  }
+  parts.push_back(left);
+  return parts;
+}
+
 // Returns the calls that reduce the gradients of all units once.
 inline Calls Reductions(const Plan& plan, const Form& form) {
   Calls calls;
-  const int ranks = form.world_size;
-  const int group = form.shard_group_size;
   for (const FlatBufferPlan& buffer : plan.buffers()) {
-    // A rank's range, and the group's block of it and of its replicas.
-    const size_t replicas = static_cast<size_t>(ranks / std::max(group, 1));
-    const size_t own = OwnBytes(buffer, buffer.grad_dtype);
-    if (form.deterministic || buffer.grad_dtype != DType::kF32) {
-      // An all-to-all of all ranks on one level: a block for each peer.
-      calls[{"ncclSend", ranks, own}] += ranks - 1;
-      calls[{"ncclRecv", ranks, own}] += ranks - 1;
-    } else if (group > 0) {
-      // In the group, and then among replicas.
-      ++calls[{"ncclReduceScatter", group, own * replicas}];
-      ++calls[{"ncclReduceScatter", ranks / group, own}];
-    } else {
-      ++calls[{"ncclReduceScatter", ranks, own}];
+    for (const Level& level : LevelsOf(form)) {
+      if (!AreSent(plan, form, level, buffer)) {
+        ++calls[{"ncclReduceScatter", level.ranks,
+                 OwnBytes(buffer, buffer.grad_dtype) * level.ranges}];
+        continue;
+      }
+      // A block for each peer.
+      for (const size_t bytes : PartsOf(plan, form, level, buffer)) {
+        calls[{"ncclSend", level.ranks, bytes}] += level.ranks - 1;
+        calls[{"ncclRecv", level.ranks, bytes}] += level.ranks - 1;
+      }
     }
   }
   return calls;
@@ -134,6 +182,13 @@ inline Calls Reductions(const Plan& plan, const Form& form) {
 inline int NumReductions(const Plan& plan, const Form& form, int pass) {
   if (plan.shards_grads()) return pass;
   return pass == form.passes ? 1 : 0;
+}
+
+// Returns how often the passes of a step up to `pass` do: whole gradients that
+// ranks may lack wait for the step.
+inline int NumReductionsInPasses(const Plan& plan, const Form& form, int pass) {
+  const bool wait = !plan.shards_grads() && form.lacks >= 0;
+  return wait ? 0 : NumReductions(plan, form, pass);
 }
 
 // Returns how often a step gathers a unit, by its passes or after its update.
@@ -173,25 +228,35 @@ inline Calls ExpectedCalls(const Plan& plan, const Form& form, bool clips) {
 
 // Returns the kernels of NCCL that reduce the gradients of all units once: one
 // for all buffers of a unit and each level, or, where blocks are sent, for as
-// many as there is room for blocks.
+// many as there is room for blocks. In groups of which a rank lacks gradients
+// there is room for one buffer.
 inline int ReductionLaunches(const Plan& plan, const Form& form) {
-  const bool all_sent = form.deterministic;
-  const int levels = form.shard_group_size > 0 && !all_sent ? 2 : 1;
   const size_t room = ReduceMemoryOf(plan).blocks;
-  const auto peers = static_cast<size_t>(form.world_size - 1);
+  const std::vector<Level> levels = LevelsOf(form);
   int launches = 0;
-  for (const UnitPlan& unit : plan.units()) {
-    launches += levels;
-    size_t taken = 0;
-    for (const int32_t index : unit.buffers) {
-      const FlatBufferPlan& buffer = plan.buffer(index);
-      if (!all_sent && buffer.grad_dtype == DType::kF32) continue;
-      const size_t bytes = peers * OwnBytes(buffer, buffer.grad_dtype);
-      if (taken + bytes > room) {
-        ++launches;
-        taken = 0;
+  for (size_t u = 0; u < plan.units().size(); ++u) {
+    const bool one_by_one =
+        levels.size() > 1 && IsLacked(plan, form, static_cast<int32_t>(u));
+    for (const Level& level : levels) {
+      const auto peers = static_cast<size_t>(level.ranks - 1);
+      size_t taken = 0;
+      bool is_open = false;
+      for (const int32_t index : plan.units()[u].buffers) {
+        const FlatBufferPlan& buffer = plan.buffer(index);
+        if (one_by_one) is_open = false;
+        size_t blocks = 0;
+        if (AreSent(plan, form, level, buffer)) {
+          const auto parts = PartsOf(plan, form, level, buffer);
+          launches += static_cast<int>(parts.size()) - 1;
+          blocks = peers * parts.back();
+        }
+        if (!is_open || taken + blocks > room) {
+          ++launches;
+          taken = 0;
+        }
+        is_open = true;
+        taken += blocks;
       }
-      taken += bytes;
     }
   }
   return launches;
@@ -236,23 +301,69 @@ inline testing::fake_cuda::Options Gpus(const Form& form) {
   return gpus;
 }
 
+// Calls `body(rank, plan)` on every rank, which has parameters and no calls
+// that still run, and then meets the others.
+template <typename Body>
+void OnRanks(Form form, const Body& body) {
+  form.params = kParams;
+  const testing::FakeNccl fake(Gpus(form));
+  const auto plan = CheckedPlan(form);
+  RunThreadRanks(
+      form.world_size,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        nccl_training::RankTraining rank(form, plan, comm, 30);
+        ASSERT_OK(rank.Create());
+        ASSERT_OK(rank.Fill());
+        ASSERT_OK(rank.Synchronize());
+        body(&rank, *plan);
+        ASSERT_OK(rank.Meet("trained"));
+      },
+      30, "direct=0");
+}
+
+// The calls of a rank since the last time that it asked.
+class CallsSince {
+ public:
+  explicit CallsSince(nccl_training::RankTraining* rank)
+      : rank_(*rank), begin_(CallsOf(rank->rank()).size()) {}
+
+  // Waits for the rank's GPU. The result holds until the next call.
+  std::span<const CallRecord> Look() {
+    EXPECT_OK(rank_.Synchronize());
+    log_ = CallsOf(rank_.rank());
+    return std::span(log_).subspan(begin_);
+  }
+  // The same, and begins anew.
+  std::span<const CallRecord> Take() {
+    const auto calls = Look();
+    begin_ = log_.size();
+    return calls;
+  }
+
+ private:
+  nccl_training::RankTraining& rank_;
+  size_t begin_;
+  std::vector<CallRecord> log_;
+};
+
 // As RankTraining has it.
 inline bool Clips(int step) { return step % 2 == 0; }
 
 inline std::string NameOf(const ::testing::TestParamInfo<Form>& info) {
   const Form& form = info.param;
   const bool has_buckets = form.partition == Partition::kBucket;
-  return StrCat("stage", form.stage, form.overlap ? "_overlap" : "",
-                form.shard_group_size > 0 ? "_groups" : "",
-                form.keep_after_forward ? "_keeps" : "",
-                form.has_bf16 ? "_bf16" : "",
-                form.f32_grads ? "_f32_grads" : "",
-                form.whole_grads ? "_whole_grads" : "",
-                form.prefetch > 0 ? StrCat("_prefetch", form.prefetch) : "",
-                form.passes > 1 ? StrCat("_passes", form.passes) : "",
-                form.buffer_bytes == kSmallBuffer ? "_small_buffers" : "",
-                has_buckets ? StrCat("_buckets", form.bucket_bytes) : "",
-                form.deterministic ? "_deterministic" : "");
+  return StrCat(
+      "stage", form.stage, form.overlap ? "_overlap" : "",
+      form.shard_group_size > 0 ? "_groups" : "",
+      form.keep_after_forward ? "_keeps" : "", form.has_bf16 ? "_bf16" : "",
+      form.f32_grads ? "_f32_grads" : "",
+      form.whole_grads ? "_whole_grads" : "",
+      form.prefetch > 0 ? StrCat("_prefetch", form.prefetch) : "",
+      form.passes > 1 ? StrCat("_passes", form.passes) : "",
+      form.buffer_bytes == kSmallBuffer ? "_small_buffers" : "",
+      has_buckets ? StrCat("_buckets", form.bucket_bytes) : "",
+      form.lacks >= 0 ? "_lacks" : "", form.large_numel > 0 ? "_in_parts" : "",
+      form.deterministic ? "_deterministic" : "");
 }
 
 }  // namespace nccl_calls

@@ -58,6 +58,12 @@ struct Form {
   int passes = 1;         // All of a step but the last one accumulate.
   int params = 1;         // Of a unit and a dtype, no two of one size.
   bool has_bf16 = false;  // Each unit has parameters of bf16 besides.
+  // Not -1: ranks may lack gradients, and this rank has none of every second
+  // unit, from unit 1 on.
+  int lacks = -1;
+  // Of a dtype of the last two units, about, if not 0: one that is larger than
+  // all others would not be sharded.
+  int64_t large_numel = 0;
 
   std::string Text() const {
     return StrCat(
@@ -69,9 +75,11 @@ struct Form {
 };
 
 // Adds a unit's parameters of one dtype.
-inline void AddParams(Model* model, ModuleId module, int unit, DType dtype,
-                      int params) {
-  const int64_t all = 4000 + 1100 * unit;
+inline void AddParams(const Form& form, Model* model, ModuleId module, int unit,
+                      DType dtype) {
+  const int params = form.params;
+  const bool is_large = form.large_numel > 0 && unit + 2 >= form.units;
+  const int64_t all = (is_large ? form.large_numel : 4000) + 1100 * unit;
   const int parts = params * (params + 1) / 2;
   int64_t left = all;
   for (int p = 0; p < params; ++p) {
@@ -92,9 +100,9 @@ inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
                                 ? kRootModule
                                 : *training.model->AddModule(
                                       kRootModule, StrCat("block", u), "Block");
-    AddParams(training.model.get(), module, u, form.dtype, form.params);
+    AddParams(form, training.model.get(), module, u, form.dtype);
     if (form.has_bf16) {
-      AddParams(training.model.get(), module, u, DType::kBF16, form.params);
+      AddParams(form, training.model.get(), module, u, DType::kBF16);
     }
   }
   training.wrap = "class?names=Block";
@@ -136,6 +144,7 @@ class RankTraining {
       : form_(form), plan_(std::move(plan)), comm_(std::move(comm)) {
     options_.timeout = timeout;
     options_.overlap = form.overlap;
+    if (form.lacks >= 0) options_.missing_grads = MissingGrads::kZero;
   }
 
   int rank() const { return comm_->rank(); }
@@ -180,9 +189,11 @@ class RankTraining {
     }
     for (const int32_t unit : units) {
       SHARD_RETURN_IF_ERROR(Acquire(unit, Pass::kBackward));
-      SHARD_RETURN_IF_ERROR(WriteGrads(unit, step));
-      SHARD_RETURN_IF_ERROR(
-          Timed("mark", [&] { return engine_->MarkUnitGradsReady(unit); }));
+      if (form_.lacks != rank() || unit % 2 == 0) {
+        SHARD_RETURN_IF_ERROR(WriteGrads(unit, step));
+        SHARD_RETURN_IF_ERROR(
+            Timed("mark", [&] { return engine_->MarkUnitGradsReady(unit); }));
+      }
       SHARD_RETURN_IF_ERROR(Release(unit));
     }
     return Status();
