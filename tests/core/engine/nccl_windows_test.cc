@@ -110,7 +110,7 @@ TEST_P(NcclWindowsTest, HaveTheBitsOfPlainMemory) {
   ExpectSame(windows, plain);
   // Sums of sharded gradients are no memory that collectives share.
   MemoryReport shared = windows.memory;
-  if (form.stage > 1) shared.grad_bytes = 0;
+  if (form.stage > 1 && !form.whole_grads) shared.grad_bytes = 0;
   EXPECT_TRUE(Has(windows.json, WindowBytes(shared))) << windows.json;
   EXPECT_FALSE(Has(plain.json, "window_bytes")) << plain.json;
 }
@@ -118,9 +118,12 @@ TEST_P(NcclWindowsTest, HaveTheBitsOfPlainMemory) {
 INSTANTIATE_TEST_SUITE_P(
     Forms, NcclWindowsTest,
     ::testing::Values(
-        Case{"stage1", {}}, Case{"deterministic", {.deterministic = true}},
+        Case{"stage0", {.stage = 0}}, Case{"stage1", {}},
+        Case{"deterministic", {.deterministic = true}},
         Case{"groups", {.world_size = 4, .stage = 3, .shard_group_size = 2}},
-        Case{"stage2", {.stage = 2}}, Case{"stage3", {.stage = 3}}),
+        Case{"stage2", {.stage = 2}}, Case{"stage3", {.stage = 3}},
+        Case{"stage2_whole_grads", {.stage = 2, .whole_grads = true}},
+        Case{"stage3_whole_grads", {.stage = 3, .whole_grads = true}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // Where NCCL fails for one rank, the engines of all are made without windows.
