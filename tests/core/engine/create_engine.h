@@ -14,7 +14,7 @@
 //   fake_nccl "cuda:RANK" instead of "cpu" and cpu-async: a GPU for each rank,
 //             between which a fake of NCCL moves tensors. The host's work is as
 //             late as on the test's device. A test whose ranks move tensors in
-//             another way fails: other_devices.bzl leaves it out, with a
+//             another way fails: devices/nccl.bzl leaves it out, with a
 //             reason.
 //   tcp       The devices of the tests, for ranks on several hosts
 //             (thread_ranks.h).
@@ -120,7 +120,7 @@ inline StatusOr<std::unique_ptr<Engine>> CreateEngine(
     EXPECT_NE(json.find(R"("transport":"nccl )"), std::string::npos)
         << "the test runs on fake_nccl, and its ranks move tensors without "
            "NCCL: let it use the test device, or leave it out in "
-           "other_devices.bzl, with a reason: "
+           "devices/nccl.bzl, with a reason: "
         << json;
   }
   return engine;
