@@ -108,6 +108,10 @@ class Collectives {
   // Returns the name of what moves tensors: "nccl 2.28.9".
   virtual std::string transport() const = 0;
 
+  // Returns how many hosts the ranks of a set are on, where a library moves
+  // tensors between them, which may choose another way then; else 1.
+  virtual int CountHosts(const RankSet& /*set*/) const { return 1; }
+
   // Allocates memory for tensors as Device::Allocate does, of the kind that the
   // collectives move best. `device` is the one that they were opened with. The
   // tensors of a ReduceScatter lie in such memory; those of another collective

@@ -57,7 +57,9 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
                   options.order == SumOrder::kLibrary ? "library" : "ranks");
       },
       deadline));
-  if (control->world_size() > 1 && options.transport != Transport::kStaged) {
+  // One rank moves nothing, but is told where it cannot have what it asks for.
+  if (options.transport == Transport::kNccl ||
+      (options.transport == Transport::kAuto && control->world_size() > 1)) {
     SHARD_ASSIGN_OR_RETURN(
         auto own, device->OpenCollectives(control, sets, options, deadline));
     if (own != nullptr) return own;

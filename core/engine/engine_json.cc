@@ -42,6 +42,8 @@ void WriteSums(const Plan& plan, int rank, const Collectives& collectives,
     if (level.set.count == 1) continue;
     json->BeginObject();
     json->Field("ranks", level.set.count);
+    const int hosts = collectives.CountHosts(level.set);
+    if (hosts > 1) json->Field("hosts", hosts);
     ForEachGradType(plan, [&](DType dtype) {
       json->Field(DTypeName(dtype), NameOf(collectives.order(dtype)));
     });

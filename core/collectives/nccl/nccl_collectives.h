@@ -31,6 +31,7 @@
 #include "core/collectives/nccl/rank_comms.h"
 #include "core/collectives/nccl/registration.h"
 #include "core/collectives/nccl/watchdog.h"
+#include "core/comm/host_ranks.h"
 #include "core/comm/notices.h"
 #include "core/device/device.h"
 #include "core/device/stream.h"
@@ -42,6 +43,7 @@ class NcclCollectives final : public Collectives {
  public:
   struct Parts {
     std::vector<RankSet> sets;
+    HostRanks hosts;
     std::shared_ptr<RankComms> comms;
     std::shared_ptr<Notices> notices;
     std::optional<Registration> registration;
@@ -62,6 +64,9 @@ class NcclCollectives final : public Collectives {
   ~NcclCollectives() override { parts_.comms->SetObserver(nullptr); }
 
   std::string transport() const override;
+  int CountHosts(const RankSet& set) const override {
+    return parts_.hosts.CountOf(set);
+  }
   SumOrder order(DType dtype) const override {
     return dtype == DType::kF32 ? parts_.order : SumOrder::kRankOrder;
   }

@@ -16,6 +16,7 @@
 #include "core/collectives/nccl/rank_comms.h"
 #include "core/collectives/nccl/registration.h"
 #include "core/collectives/nccl/watchdog.h"
+#include "core/comm/host_ranks.h"
 
 namespace shard::nccl {
 
@@ -23,6 +24,9 @@ namespace {
 
 constexpr std::string_view kOpen = "open collectives by NCCL";
 
+// The UUID of a GPU, or of a part of one. No two GPUs have the same, on
+// whatever hosts they are; but containers that are hosts of their own may have
+// one GPU.
 using Gpu = std::array<char, 16>;
 
 // Returns two ranks that have one GPU, or nothing.
@@ -36,17 +40,25 @@ std::optional<std::pair<size_t, size_t>> FindShared(
   return std::nullopt;
 }
 
-// Returns how sums begin to be told: those of one set of ranks, or of each set.
-std::string TextOf(std::span<const RankSet> sets) {
+// Returns how sums begin to be told: those of one set of ranks, or of each set,
+// with the hosts that a set is on, where there are several.
+std::string TextOf(std::span<const RankSet> sets, const HostRanks& hosts,
+                   int world_size) {
   std::string sizes;
+  std::string on;
   int count = 0;
   for (const RankSet& set : sets) {
     if (set.count == 1) continue;
-    StrAppend(&sizes, count == 0 ? "" : ", ", set.count);
+    const char* const comma = count == 0 ? "" : ", ";
+    StrAppend(&sizes, comma, set.count);
+    StrAppend(&on, comma, hosts.MostOf(set));
     ++count;
   }
-  if (count < 2) return ",";
-  return StrCat(" in sets of ", sizes, " ranks; in each of these");
+  const int all = hosts.CountOf(RankSet::All(world_size));
+  if (count < 2) return all == 1 ? "," : StrCat(" between ", all, " hosts,");
+  return StrCat(" in sets of ", sizes, " ranks",
+                all == 1 ? "" : StrCat(" on at most ", on, " hosts"),
+                "; in each of these");
 }
 
 // Returns why the ranks cannot use NCCL of their versions; "" where they can.
@@ -120,7 +132,10 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
     return std::shared_ptr<Collectives>();
   }
   SHARD_RETURN_IF_ERROR(library.status());
+  if (control->world_size() == 1) return std::shared_ptr<Collectives>();
   const std::string version = VersionText(library->version);
+  SHARD_ASSIGN_OR_RETURN(const HostRanks hosts,
+                         HostRanks::Gather(control, kOpen, deadline));
 
   SHARD_ASSIGN_OR_RETURN(auto opened,
                          control->OpenNotices("NCCL's collectives",
@@ -134,6 +149,7 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
   parts.comms->SetObserver(control->observer());
   parts.notices = notices;
   parts.sets.assign(sets.begin(), sets.end());
+  parts.hosts = hosts;
   parts.observer = control->observer();
   parts.why_not_shared = options.why_not_shared;
   parts.order = options.order;
@@ -161,7 +177,7 @@ StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
     const std::string& why_not = registration.why_not();
     control->observer()->Log(
         EventId::kTransport, "tensors are moved by NCCL ", version,
-        TextOf(sets),
+        TextOf(sets, hosts, control->world_size()),
         options.order == SumOrder::kLibrary
             ? " f32 gradients are summed by NCCL in its own order, others in "
               "fp32 in the order of ranks"

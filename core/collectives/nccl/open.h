@@ -27,7 +27,8 @@ StatusOr<NcclLibrary> FindNccl(Communicator* control, Device* device,
 // a GPU of the driver's order, which has `context`. Returns null on all ranks
 // where NCCL cannot be used: one of them has none, their versions differ, or
 // two ranks have one GPU. The reason is logged; with Transport::kNccl it is the
-// error kBackendUnavailable instead.
+// error kBackendUnavailable instead. Returns null for one rank, too, which has
+// nothing to move, but only where it could use NCCL.
 StatusOr<std::shared_ptr<Collectives>> OpenCollectives(
     Communicator* control, Device* device,
     const std::shared_ptr<cuda::Context>& context,

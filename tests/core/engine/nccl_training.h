@@ -64,6 +64,8 @@ struct Form {
   // Of a dtype of the last two units, about, if not 0: one that is larger than
   // all others would not be sharded.
   int64_t large_numel = 0;
+  // The last parameter, of the largest unit, is frozen.
+  bool freezes_last = false;
 
   std::string Text() const {
     return StrCat(
@@ -105,6 +107,11 @@ inline std::shared_ptr<const Plan> MakePlan(const Form& form) {
       AddParams(form, training.model.get(), module, u, DType::kBF16);
     }
   }
+  if (form.freezes_last) {
+    const size_t params = training.model->params().size();
+    EXPECT_OK(
+        training.model->SetTrainable(static_cast<ParamId>(params - 1), false));
+  }
   training.wrap = "class?names=Block";
   training.plan.world_size = form.world_size;
   training.plan.stage = form.stage;
@@ -138,10 +145,20 @@ inline StatusOr<std::unique_ptr<Engine>> MakeEngineOn(
 
 class RankTraining {
  public:
-  // `timeout`: seconds, the engine's.
+  // A call of the engine, and how long it has taken.
+  struct TimedCall {
+    const char* name = "";
+    double seconds = 0;
+  };
+
+  // `timeout`: seconds, the engine's. `device`: as MakeEngineOn has it.
   RankTraining(const Form& form, std::shared_ptr<const Plan> plan,
-               std::shared_ptr<Communicator> comm, double timeout)
-      : form_(form), plan_(std::move(plan)), comm_(std::move(comm)) {
+               std::shared_ptr<Communicator> comm, double timeout,
+               std::string_view device = "cuda")
+      : form_(form),
+        plan_(std::move(plan)),
+        comm_(std::move(comm)),
+        device_(device) {
     options_.timeout = timeout;
     options_.overlap = form.overlap;
     if (form.lacks >= 0) options_.missing_grads = MissingGrads::kZero;
@@ -151,13 +168,15 @@ class RankTraining {
   Communicator* comm() const { return comm_.get(); }
   Engine* engine() const { return engine_.get(); }
   // Return the last call, and how long it has taken.
-  const char* call() const { return call_; }
-  double seconds() const { return seconds_; }
+  const char* call() const { return last_.name; }
+  double seconds() const { return last_.seconds; }
+  // Returns the call that has taken longest.
+  const TimedCall& slowest() const { return slowest_; }
 
   Status Create() {
     return Timed("create", [&]() -> Status {
       SHARD_ASSIGN_OR_RETURN(engine_,
-                             MakeEngineOn("cuda", plan_, comm_, options_));
+                             MakeEngineOn(device_, plan_, comm_, options_));
       return Status();
     });
   }
@@ -188,6 +207,7 @@ class RankTraining {
       SHARD_RETURN_IF_ERROR(Release(unit));
     }
     for (const int32_t unit : units) {
+      if (!IsTrained(unit)) continue;
       SHARD_RETURN_IF_ERROR(Acquire(unit, Pass::kBackward));
       if (form_.lacks != rank() || unit % 2 == 0) {
         SHARD_RETURN_IF_ERROR(WriteGrads(unit, step));
@@ -205,6 +225,11 @@ class RankTraining {
           step % 2 == 0 ? cuda_training::Clipped() : StepOptions(),
           form_.reports ? &report : nullptr);
     });
+  }
+  // Trains parameters from here on, or freezes them: with another plan.
+  Status SetTrainable(const std::vector<ParamId>& params, bool trainable) {
+    return Timed("set_trainable",
+                 [&] { return engine_->SetTrainable(params, trainable, 0); });
   }
   // Takes part in the steps of the others.
   Status Join(int64_t* steps) {
@@ -253,13 +278,21 @@ class RankTraining {
  private:
   template <typename Call>
   auto Timed(const char* name, Call&& call) -> decltype(call()) {
-    call_ = name;
+    last_ = {name, 0};
     const auto begin = std::chrono::steady_clock::now();
     auto result = call();
-    seconds_ =
+    last_.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
             .count();
+    if (last_.seconds > slowest_.seconds) slowest_ = last_;
     return result;
+  }
+  bool IsTrained(int32_t unit) const {
+    const auto own = cuda_training::ParamsOf(*plan_, unit);
+    return std::any_of(own.begin(), own.end(), [this](ParamId param) {
+      const auto& params = engine_->plan().model().params();
+      return params[static_cast<size_t>(param)].trainable;
+    });
   }
   Status WriteGrads(int32_t unit, int step) {
     for (const ParamId param : cuda_training::ParamsOf(*plan_, unit)) {
@@ -286,10 +319,11 @@ class RankTraining {
   const Form form_;
   const std::shared_ptr<const Plan> plan_;
   const std::shared_ptr<Communicator> comm_;
+  const std::string device_;
   EngineOptions options_;
   std::unique_ptr<Engine> engine_;
-  const char* call_ = "";
-  double seconds_ = 0;
+  TimedCall last_;
+  TimedCall slowest_;
 };
 
 }  // namespace shard::nccl_training

@@ -24,6 +24,7 @@
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/collectives/blocking_collectives.h"
 #include "tests/core/collectives/nccl/nccl_rank.h"
+#include "tests/core/comm/tcp_hosts.h"
 
 namespace shard::testing::nccl_open_test {
 namespace {
@@ -53,6 +54,18 @@ TEST(NcclOpenTest, RanksWithAGpuEachUseIt) {
       EXPECT_TRUE(UsesNccl());
     });
   }
+}
+
+// It moves nothing, and so makes no communicator.
+TEST(NcclOpenTest, OneRankIsAskedForNoMoreThanTheLibrary) {
+  const FakeNccl fake(OneGpuEach(1));
+  RunGroup(Backend::kThreads, 1, [](Communicator* comm) {
+    const auto opened = OpenOn(comm, 0, Transport::kNccl);
+    ASSERT_OK(opened);
+    EXPECT_EQ((*opened)->transport(), "staged");
+    EXPECT_GT(fake_nccl::Count().Calls("ncclGetVersion"), 0u);
+    EXPECT_FALSE(UsesNccl());
+  });
 }
 
 TEST(NcclOpenTest, VersionsThatAreNotKnownAreNamed) {
@@ -87,8 +100,10 @@ TEST(NcclOpenTest, RanksThatShareAGpuAreNamed) {
 }
 
 // Returns what rank 0 logs of its transport; the other ranks log nothing of it.
+// `hosts`: those of the ranks, or null for one.
 std::string TransportLine(const fake_nccl::Options& nccl, SumOrder order,
-                          bool shares_gpu = false, int world_size = 2) {
+                          bool shares_gpu = false, int world_size = 2,
+                          const TcpHosts* hosts = nullptr) {
   const FakeNccl fake(OneGpuEach(world_size), nccl);
   std::array<std::string, 4> lines;
   std::vector<std::thread> ranks;
@@ -106,8 +121,12 @@ std::string TransportLine(const fake_nccl::Options& nccl, SumOrder order,
             static_cast<std::string*>(line)->append(text);
           },
           LogLevel::kInfo, &lines[static_cast<size_t>(rank)]);
+      if (hosts != nullptr) ASSERT_OK(hosts->Enter(rank));
       const auto comm = OpenCommunicator(
-          StrCat("threads:", world_size, "?name=transport-line"), options);
+          hosts != nullptr
+              ? hosts->Url(rank)
+              : StrCat("threads:", world_size, "?name=transport-line"),
+          options);
       ASSERT_OK(comm);
       const auto device = cuda::OpenDevice(StrCat(shares_gpu ? 0 : rank));
       ASSERT_OK(device);
@@ -148,6 +167,34 @@ TEST(NcclOpenTest, TheLogTellsHowTensorsMove) {
   ExpectTexts(TransportLine({.version = 22809}, SumOrder::kRankOrder, true),
               {"tensors pass through the host's memory: ranks 0 and 1 have one "
                "GPU"});
+}
+
+TEST(NcclOpenTest, TheLogTellsOnHowManyHostsASetIs) {
+  {
+    const TcpHosts hosts(std::vector<int>{0, 1, 3});
+    ExpectTexts(
+        TransportLine({.version = 22809}, SumOrder::kLibrary, false, 3, &hosts),
+        {"tensors are moved by NCCL 2.28.9 between 2 hosts, f32 "
+         "gradients are summed by NCCL in its own order"});
+  }
+  {
+    const TcpHosts hosts(std::vector<int>{0, 2, 4});
+    ExpectTexts(TransportLine({.version = 22809}, SumOrder::kRankOrder, false,
+                              4, &hosts),
+                {"NCCL 2.28.9 in sets of 2, 2, 4 ranks on at most 1, 2, 2 "
+                 "hosts; in each of these gradients are summed in the order of "
+                 "ranks"});
+  }
+}
+
+// A GPU is known by its UUID, which no other one has on whatever host: two
+// containers that are hosts of their own may have the same.
+TEST(NcclOpenTest, RanksOfTwoHostsMayShareAGpu) {
+  const TcpHosts hosts(std::vector<int>{0, 1, 2});
+  ExpectTexts(
+      TransportLine({.version = 22809}, SumOrder::kRankOrder, true, 2, &hosts),
+      {"tensors pass through the host's memory: ranks 0 and 1 have one "
+       "GPU"});
 }
 
 TEST(NcclOpenTest, StagedUsesNone) {
