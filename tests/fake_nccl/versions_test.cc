@@ -20,6 +20,7 @@ struct Case {
   const char* folder;
   int version;
   bool has_split, has_windows, has_revoke, has_peers, has_reduce_scatter;
+  bool has_deregister = has_windows;
 };
 
 void Check(const Case& it) {
@@ -42,6 +43,7 @@ void Check(const Case& it) {
   EXPECT_EQ(has("ncclCommRevoke"), it.has_revoke);
   EXPECT_EQ(has("ncclGetPeerDevicePointer"), it.has_peers);
   EXPECT_EQ(has("ncclReduceScatter"), it.has_reduce_scatter);
+  EXPECT_EQ(has("ncclCommDeregister"), it.has_deregister);
 }
 
 TEST(VersionsTest, OldVersionsLackFunctions) {
@@ -49,7 +51,10 @@ TEST(VersionsTest, OldVersionsLackFunctions) {
       {"v2_12", 21212, false, false, false, false, true},
       {"v2_18", 21805, true, false, false, false, true},
       {"v2_27", 22703, true, true, false, false, true},
+      {"v2_31", 23102, true, true, true, true, true},
       {"v3_0", 30000, true, true, true, true, true},
+      {"no_registration", 22809, true, true, true, true, true, false},
+      {"no_windows", 23102, true, false, true, true, true, true},
       {"partial", 22809, true, true, true, true, false},
   };
   for (const Case& it : kCases) {

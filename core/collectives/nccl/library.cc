@@ -77,7 +77,40 @@ StatusOr<NcclLibrary> Examine(cuda::Library library) {
   return opened;
 }
 
+// Returns why a library does not have what comes with the version `since`.
+// `lacks`: the first function of it that was not found.
+std::string WhyWithout(int version, int since, std::string_view does_not,
+                       std::string_view lacks) {
+  const std::string name = StrCat("NCCL ", VersionText(version));
+  if (version < since) {
+    return StrCat(name, " ", does_not, "; use ", VersionText(since),
+                  " or later");
+  }
+  return StrCat(name, " lacks ", lacks, ", which ", VersionText(since),
+                " has, and so ", does_not,
+                "; install another build of it on all hosts");
+}
+
 }  // namespace
+
+std::string NcclLibrary::WhyNoRegistration() const {
+  std::string_view lacks;
+#define SHARD_NCCL_LACKS(Name, symbol, parameters) \
+  if (lacks.empty() && api.Name == nullptr) lacks = #symbol;
+  SHARD_NCCL_REGISTRATION(SHARD_NCCL_LACKS)
+  if (lacks.empty()) return "";
+  return WhyWithout(version, kRegistersFrom, "does not register memory", lacks);
+}
+
+std::string NcclLibrary::WhyNoWindows() const {
+  std::string_view lacks;
+  SHARD_NCCL_WINDOWS(SHARD_NCCL_LACKS)
+  SHARD_NCCL_PEERS(SHARD_NCCL_LACKS)
+#undef SHARD_NCCL_LACKS
+  if (lacks.empty()) return "";
+  return WhyWithout(version, kMakesWindowsFrom,
+                    "makes no windows that collectives can use", lacks);
+}
 
 std::vector<std::pair<std::string_view, bool>> NcclLibrary::FindLaterFunctions()
     const {

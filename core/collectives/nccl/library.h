@@ -37,6 +37,12 @@ struct NcclLibrary {
   NcclApi api;
   int version = 0;  // 22809 is 2.28.9.
 
+  // Return why memory is not registered, and why no windows are made, by this
+  // library: "NCCL 2.18.5 does not ..."; "" where it has the functions. A build
+  // of a version may lack some of that version.
+  std::string WhyNoRegistration() const;
+  std::string WhyNoWindows() const;
+
   // Returns functions of later versions, and whether this one has them.
   std::vector<std::pair<std::string_view, bool>> FindLaterFunctions() const;
 

@@ -105,7 +105,7 @@ StatusOr<bool> NcclCollectives::ShareMemory(
   }
   why_not_shared_ = opened->why_not.message();
   const NcclLibrary& library = parts_.comms->library();
-  if (parts_.rank == 0 && library.api.HasWindows()) {
+  if (parts_.rank == 0 && library.version >= kMakesWindowsFrom) {
     parts_.observer->Log(
         EventId::kTransport, "parameters and gradients are in ",
         why_not_shared_.empty() ? "windows of NCCL" : "no windows of NCCL: ",

@@ -45,8 +45,7 @@ Status Try(RankComms* comms, const Deadline& deadline) {
   const NcclLibrary& library = comms->library();
   const std::string version = StrCat("NCCL ", VersionText(library.version));
   if (!library.api.HasRegistration()) {
-    return NotFound(version, " does not register memory; use ",
-                    VersionText(kRegistersFrom), " or later");
+    return NotFound(library.WhyNoRegistration());
   }
   const auto made = comms->Allocate(kWhat, kPieceBytes, Until(deadline));
   if (!made.ok()) return NotFound(made.status().message());

@@ -46,9 +46,7 @@ bool IsZero(const std::string& value) {
 Status FindReason(const NcclLibrary& library,
                   const Registration& registration) {
   if (!library.api.HasWindows()) {
-    return NotFound("NCCL ", VersionText(library.version),
-                    " makes no windows that collectives can use; use ",
-                    VersionText(kMakesWindowsFrom), " or later");
+    return NotFound(library.WhyNoWindows());
   }
   if (!registration.why_not().empty()) {
     return NotFound("memory is not registered with NCCL: ",

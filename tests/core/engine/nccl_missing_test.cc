@@ -3,7 +3,8 @@
 // One of the ranks, which are processes, finds no libnccl.so.2, or has loaded
 // another one. The creation of the engine is an error on all ranks, at once,
 // that names this rank and says why; with collectives=auto all ranks train
-// without NCCL, and the log has the reason. Not linked with the fake of NCCL,
+// without NCCL, and the log has the reason. A library that lacks functions of
+// its version is used without them. Not linked with the fake of NCCL,
 // which each process then has from its start: the other ranks load it.
 
 #include <dlfcn.h>
@@ -44,10 +45,11 @@ constexpr char kFake[] = "tests/fake_nccl/libnccl.so.2";
 // The file that each rank has loaded before, or none for "".
 using Files = std::array<std::string, kRanks>;
 
-// Those of ranks that all have the fake, but for one.
-Files AllBut(int odd, const std::string& file) {
+// Those of ranks that all have the fake, or another file, but for one.
+Files AllBut(int odd, const std::string& file,
+             const std::string& others = kFake) {
   Files files;
-  files.fill(kFake);
+  files.fill(others);
   files[static_cast<size_t>(odd)] = file;
   return files;
 }
@@ -82,6 +84,17 @@ void RunLoaded(const Files& files, const Body& body) {
     EXPECT_OK((*comm)->Barrier("told", Deadline::After(kTimeout)));
     EXPECT_OK((*comm)->Shutdown(Deadline::After(kTimeout)));
   }));
+}
+
+// Trains one step, after which the parameters are not as they were filled.
+void ExpectTrains(Engine* engine) {
+  ASSERT_OK(cuda_training::Fill(engine));
+  ASSERT_OK(cuda_training::TrainOneStep(engine, 1));
+  ASSERT_OK(engine->Synchronize(0));
+  const auto values = cuda_training::ReadParam(engine);
+  ASSERT_OK(values);
+  EXPECT_LT(std::count(values->begin(), values->end(), 1.0f),
+            static_cast<int64_t>(values->size()));
 }
 
 // Makes an engine on ranks one of which has another file. All ranks get an
@@ -126,14 +139,7 @@ void ExpectStaged(const Files& files, const std::vector<std::string>& texts) {
         EXPECT_NE(log.find(text), std::string::npos) << log;
       }
     }
-    ASSERT_OK(cuda_training::Fill(engine->get()));
-    ASSERT_OK(cuda_training::TrainOneStep(engine->get(), 1));
-    ASSERT_OK((*engine)->Synchronize(0));
-    // Those of a parameter are not all as they were filled.
-    const auto values = cuda_training::ReadParam(engine->get());
-    ASSERT_OK(values);
-    EXPECT_LT(std::count(values->begin(), values->end(), 1.0f),
-              static_cast<int64_t>(values->size()));
+    ExpectTrains(engine->get());
   });
 }
 
@@ -174,6 +180,64 @@ TEST(NcclMissingTest, AutoTrainsWithoutItWhereSomeRanksHaveIt) {
                {"rank 1: no usable NCCL", "3.0.0", "libshard needs 2.18.0"});
   ExpectStaged(AllBut(2, "tests/fake_nccl/v2_27/libnccl.so.2"),
                {"rank 0 has NCCL 2.28.9, rank 2 has 2.27.3"});
+}
+
+// Trains by NCCL, on ranks of which some lack functions. Expects all engines to
+// tell the reason.
+void ExpectWithout(const Files& files, const std::vector<std::string>& texts) {
+  SCOPED_TRACE(StrCat("'", files[0], "', '", files[1], "', '", files[2], "'"));
+  const auto plan = MakePlan({.world_size = kRanks});
+  RunLoaded(files, [&](const auto& comm, const std::string&) {
+    const auto engine = MakeEngineOn("cuda", plan, comm);
+    ASSERT_OK(engine);
+    const std::string json = (*engine)->ToJson();
+    for (const std::string& text : texts) {
+      EXPECT_NE(json.find(text), std::string::npos) << json;
+    }
+    ExpectTrains(engine->get());
+  });
+}
+
+TEST(NcclMissingTest, ALibraryThatLacksFunctionsIsUsedWithoutThem) {
+  constexpr char kWhole[] = "tests/fake_nccl/v2_31/libnccl.so.2";
+  constexpr char kNoWindows[] = "tests/fake_nccl/no_windows/libnccl.so.2";
+  ExpectWithout(AllBut(0, kWhole, kWhole),
+                {R"("transport":"nccl 2.31.2")", R"("window_bytes":)"});
+  ExpectWithout(AllBut(0, kNoWindows, kNoWindows),
+                {R"("transport":"nccl 2.31.2")",
+                 R"("no_windows":"rank 0: NCCL 2.31.2 lacks )"
+                 "ncclCommWindowRegister"});
+  for (int odd = 0; odd < kRanks; ++odd) {
+    ExpectWithout(AllBut(odd, kNoWindows, kWhole),
+                  {StrCat(R"("no_windows":"rank )", odd,
+                          ": NCCL 2.31.2 lacks ncclCommWindowRegister")});
+    ExpectWithout(AllBut(odd, "tests/fake_nccl/no_registration/libnccl.so.2"),
+                  {R"("transport":"nccl 2.28.9")", R"("registered_bytes":0)",
+                   StrCat(R"("not_registered":"rank )", odd,
+                          ": NCCL 2.28.9 lacks ncclCommDeregister")});
+  }
+}
+
+// One rank moves no tensors, but whoever asks for NCCL is told where there is
+// none.
+TEST(NcclMissingTest, OneRankIsToldToo) {
+  const auto plan = MakePlan({.world_size = 1, .stage = 0});
+  testing::ExpectAllPassed(testing::RunRanks(1, [&](const Rank&) {
+    const auto comm = OpenCommunicator("local:", {});
+    ASSERT_OK(comm);
+    ExpectError(
+        MakeEngineOn("cuda", plan, *comm).status(),
+        StatusCode::kBackendUnavailable,
+        {"collectives=nccl: ", "no usable NCCL", "libnccl.so.2", "install"});
+    EngineOptions options;
+    options.opened_device = *cuda::OpenDevice("0");
+    options.transport = Transport::kAuto;
+    const auto engine = Engine::Create(plan, *comm, options);
+    ASSERT_OK(engine);
+    EXPECT_EQ((*engine)->ToJson(),
+              R"({"device":"cuda:0","transport":"none","sum_order":"ranks"})");
+    ExpectTrains(engine->get());
+  }));
 }
 
 }  // namespace

@@ -68,6 +68,44 @@ TEST(NcclLibraryTest, AnUnusableOneOfTheProcessIsNamed) {
   }
 }
 
+struct Features {
+  const char* folder;
+  const char* no_registration = "";
+  const char* no_windows = "";
+};
+
+// A build may lack what its version has: nothing of it is called then, and the
+// reason names what is missing.
+TEST(NcclLibraryTest, WhatIsMissingIsNotUsed) {
+  static constexpr Features kCases[] = {
+      {"v2_18", "NCCL 2.18.5 does not register memory; use 2.19.0 or later",
+       "NCCL 2.18.5 makes no windows that collectives can use; use 2.31.2 or "
+       "later"},
+      {"v2_31"},
+      {"no_registration",
+       "NCCL 2.28.9 lacks ncclCommDeregister, which 2.19.0 has, and so does "
+       "not register memory; install another build of it on all hosts",
+       "NCCL 2.28.9 makes no windows that collectives can use; use 2.31.2 or "
+       "later"},
+      {"no_windows", "",
+       "NCCL 2.31.2 lacks ncclCommWindowRegister, which 2.31.2 has, and so "
+       "makes no windows that collectives can use; install another build of "
+       "it on all hosts"},
+  };
+  for (const Features& it : kCases) {
+    SCOPED_TRACE(it.folder);
+    InChild([&it] {
+      Load(PathOf(it.folder), RTLD_LOCAL);
+      const auto opened = OpenNccl();
+      ASSERT_OK(opened);
+      EXPECT_EQ(opened->WhyNoRegistration(), it.no_registration);
+      EXPECT_EQ(opened->WhyNoWindows(), it.no_windows);
+      EXPECT_EQ(opened->api.HasRegistration(), *it.no_registration == '\0');
+      EXPECT_EQ(opened->api.HasWindows(), *it.no_windows == '\0');
+    });
+  }
+}
+
 TEST(NcclLibraryTest, ACallThatMayBlockIsRefused) {
   InChild([] {
     for (const char* const value : {"1", "2", "yes"}) {
