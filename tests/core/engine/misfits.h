@@ -39,12 +39,14 @@ struct Form {
   std::string optimizer = "adamw";
   std::string wrap = "class?names=Block";
   bool whole_grads = false;
+  bool keep_after_forward = false;
   int shard_group_size = 0;
   int frozen = 0;  // The first so many blocks.
   int64_t host_tensor = 0;
   DType dtype = DType::kF32;
   bool f32_grads = false;
   bool deterministic = false;
+  Masters masters = Masters::kF32;
 };
 
 // Returns a plan of 5 x 2^20 elements in 5 units; in f32, 20 MiB of parameters,
@@ -68,9 +70,11 @@ inline std::shared_ptr<const Plan> PlanOf(const Form& form) {
   options.stage = form.stage;
   options.prefetch = 0;
   options.whole_grads = form.whole_grads;
+  options.keep_after_forward = form.keep_after_forward;
   options.shard_group_size = form.shard_group_size;
   options.f32_grads = form.f32_grads;
   options.deterministic = form.deterministic;
+  options.masters = form.masters;
   options.wrap = *WrapPolicy::Parse(form.wrap);
   options.groups = *PlanGroups(*model, form.optimizer);
   auto plan = Plan::Create(std::move(model), std::move(options));
