@@ -381,7 +381,10 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_capture_end(
  * kind: with a norm where none was captured or without one, with another
  * ns_steps of muon, or where parameters have done more or fewer different
  * numbers of steps than then, as after a checkpoint was loaded.
- * Capture again then, or step without the graph. DESYNC where a rank does
+ * Capture again then, or step without the graph. It is so, too, once, where a
+ * graph was launched without this call, or twice after one, and that launch,
+ * which stepped with old values, has run; shard_engine_step then says so, too.
+ * DESYNC where a rank does
  * another thing, such as a step without the graph. COLLECTIVE, blocks, but not
  * for the launches of other ranks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_before_replay(

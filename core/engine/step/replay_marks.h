@@ -5,6 +5,11 @@
 // how far a replay is, though it neither launches the graph nor may record an
 // event in it.
 //
+// A third word tells of a launch that nothing was set for: before its steps the
+// graph copies there what the mark of its end is. A launch that has its marks
+// leaves 1 and takes the marks away, so that another one, or one that came
+// without them, leaves 0.
+//
 // Events of a replay may outlive the marks, and are then done. Thread-safe, but
 // for the constructors and the destructor.
 
@@ -31,11 +36,16 @@ class ReplayMarks {
  public:
   enum class Mark { kBegin, kEnd };
   static constexpr size_t kMarks = 2;
+  // Behind the marks: what the last launch has found.
+  static constexpr size_t kFound = kMarks;
+  static constexpr size_t kWords = kMarks + 1;
 
   ReplayMarks() = default;
-  // `words`: kMarks, which outlive this.
+  // `words`: kWords, which outlive this.
   explicit ReplayMarks(uint32_t* words)
-      : shared_(std::make_shared<Shared>(words)), owner_(::getpid()) {}
+      : shared_(std::make_shared<Shared>(words)), owner_(::getpid()) {
+    std::atomic_ref(words[kFound]).store(1);
+  }
   ReplayMarks(ReplayMarks&&) = default;
   ReplayMarks& operator=(ReplayMarks&&) = default;
   ~ReplayMarks() {
@@ -49,6 +59,9 @@ class ReplayMarks {
   void Clear() { shared_->Set(0); }
   // Returns whether the last replay has ended, or does not come.
   bool HasEnded() const { return shared_->IsPast(Mark::kEnd, nullptr); }
+  // Returns whether the last launch that has begun had no marks, and forgets
+  // it.
+  bool TakeStray() const { return shared_->TakeStray(); }
   // Returns when the last replay passes a mark.
   Event EventOf(Mark mark) const {
     return Event(std::make_shared<Passed>(shared_, mark));
@@ -72,6 +85,11 @@ class ReplayMarks {
     uint64_t Number() {
       const std::lock_guard<std::mutex> lock(mutex);
       return number;
+    }
+    bool TakeStray() {
+      const std::lock_guard<std::mutex> lock(mutex);
+      return words != nullptr &&
+             std::atomic_ref(words[kFound]).exchange(1) == 0;
     }
     // `of`: the replay; null: the last one.
     bool IsPast(Mark mark, const uint64_t* of) {

@@ -166,6 +166,12 @@ class Stepper {
   bool HasReplayed() const { return latch_.marks().HasEnded(); }
   // Sets whether Run enqueues a part of a graph from now on.
   void SetCaptures(bool captures) { captures_ = captures; }
+  // Enqueues the place in the graph where it finds whether BeginReplay came
+  // before its launch.
+  void FindReplay() { latch_.FindMark(deps_.compute); }
+  // Returns whether the graph was launched without BeginReplay before, and
+  // forgets it. Only launches that have run are known.
+  bool TakeStrayLaunch() const { return latch_.marks().TakeStray(); }
   // Enqueues the place in the graph where its collectives begin.
   void MarkBegin() {
     latch_.DownloadMark(ReplayMarks::Mark::kBegin, deps_.compute);

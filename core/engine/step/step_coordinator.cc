@@ -221,7 +221,12 @@ Status StepCoordinator::CheckStep(const StatusOr<StepOptions>& given,
   SHARD_RETURN_IF_ERROR(known);
   SHARD_RETURN_IF_ERROR(CheckStepOptions(*given, agreement_.setting()));
   SHARD_RETURN_IF_ERROR(deps_.counters->CheckStepCount());
-  return runtime_->units().CheckStep();
+  SHARD_RETURN_IF_ERROR(runtime_->units().CheckStep());
+  if (!runtime_->stepper().TakeStrayLaunch()) return Status();
+  return FailedPrecondition(
+      "a graph was launched without before_replay, or twice after one, and "
+      "has stepped with old values; load a checkpoint, and launch it once "
+      "after each before_replay");
 }
 
 Status StepCoordinator::CheckCaptureStep(const StatusOr<StepOptions>& given,
@@ -272,6 +277,7 @@ Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
   Status enqueued = units.CompleteGrads(deadline);
   if (enqueued.ok()) {
     StepReport dropped;
+    stepper.FindReplay();
     if (deps_.comm->world_size() > 1) stepper.MarkBegin();
     enqueued =
         stepper.Run(input, units.SomeAreAsync(), /*together=*/false,

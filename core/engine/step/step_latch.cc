@@ -39,7 +39,7 @@ StatusOr<StepLatch> StepLatch::Create(const Plan& plan, Device* device) {
   const size_t param_rows_at = rows_at + rows * sizeof(StepRow);
   latch.marks_at_ = RoundUp(param_rows_at + plan.NumStored() * sizeof(uint32_t),
                             sizeof(uint64_t));
-  const size_t bytes = latch.marks_at_ + ReplayMarks::kMarks * sizeof(uint32_t);
+  const size_t bytes = latch.marks_at_ + ReplayMarks::kWords * sizeof(uint32_t);
   SHARD_ASSIGN_OR_RETURN(latch.memory_,
                          device->AllocateHost(bytes, "values of a step"));
   latch.copies_ = !device->IsHostMemory();
@@ -112,6 +112,14 @@ void StepLatch::DownloadMark(ReplayMarks::Mark mark, Stream* stream) const {
   const size_t at = marks_at_ + static_cast<size_t>(mark) * sizeof(uint32_t);
   stream->Copy(memory_.data() + at, device_memory_.data() + at,
                sizeof(uint32_t));
+}
+
+void StepLatch::FindMark(Stream* stream) const {
+  if (!copies_) return;
+  auto* const words = reinterpret_cast<uint32_t*>(memory_.data() + marks_at_);
+  const auto end = static_cast<size_t>(ReplayMarks::Mark::kEnd);
+  // By a kernel: both are memory of the host, which it reaches.
+  stream->Fill({{words + ReplayMarks::kFound, words + end, sizeof(*words)}});
 }
 
 void StepLatch::Poison() {

@@ -81,6 +81,8 @@ class StepLatch {
   ReplayMarks& marks() { return marks_; }
   const ReplayMarks& marks() const { return marks_; }
   void DownloadMark(ReplayMarks::Mark mark, Stream* stream) const;
+  // Copies what a launch finds of the mark of its end (ReplayMarks).
+  void FindMark(Stream* stream) const;
 
   const StepBlock& host_block() const {
     return *reinterpret_cast<const StepBlock*>(memory_.data());
@@ -99,8 +101,8 @@ class StepLatch {
   void MakeRowsByStep(const StepInput& input);
 
   uint64_t seed_ = 0;
-  // The marks, behind the block, the rows and their indices. The device's are
-  // always 0.
+  // The words of the marks, behind the block, the rows and their indices. The
+  // device's are always 0.
   size_t marks_at_ = 0;
   // The positions of the trainable parameters, by group.
   std::vector<std::vector<uint32_t>> positions_;

@@ -106,6 +106,60 @@ TEST_F(GraphErrorsTest, ThePrecisionOfProductsDoesNotChange) {
   EXPECT_FALSE(highest.Params() == params[0]);
 }
 
+// A launch too many steps with old values, and the next call says so, once.
+TEST_F(GraphErrorsTest, ALaunchWithoutBeforeReplayIsFound) {
+  // The calls that make one, after the capture, and the steps that count.
+  struct Stray {
+    const char* name;
+    std::function<Status(Host*)> make;
+    int64_t steps;
+  };
+  const std::vector<Stray> strays = {
+      {"after a step",
+       [](Host* host) { return host->engine()->Step(Clipped(), nullptr); }, 1},
+      {"twice", [](Host* host) { return host->Replay(Clipped()); }, 1},
+      {"after its step was taken",
+       [](Host* host) {
+         SHARD_RETURN_IF_ERROR(host->Replay(Clipped()));
+         return host->engine()->AwaitStep();
+       },
+       1},
+      {"after a step in its place",
+       [](Host* host) {
+         SHARD_RETURN_IF_ERROR(host->engine()->BeforeReplay(Clipped()));
+         return host->engine()->Step(Clipped(), nullptr);
+       },
+       1},
+  };
+  for (const Stray& stray : strays) {
+    for (const bool replays : {false, true}) {
+      SCOPED_TRACE(StrCat(stray.name, replays ? ", replayed" : ", stepped"));
+      Host host("adamw");
+      Engine* const engine = host.engine();
+      ASSERT_OK(host.Capture(Clipped()));
+      host.CopyGrads(1, true);
+      ASSERT_OK(stray.make(&host));
+      const auto before = host.Params();
+      host.CopyGrads(2, true);
+      host.Launch();
+      EXPECT_FALSE(host.Params() == before);
+      const auto next = [&] {
+        return replays ? host.Replay(Clipped())
+                       : engine->Step(Clipped(), nullptr);
+      };
+      ExpectError(next(), StatusCode::kFailedPrecondition,
+                  {"launched without before_replay, or twice after one"});
+      EXPECT_EQ(engine->step(), stray.steps);
+      for (int64_t step = 1; step <= 2; ++step) {
+        host.CopyGrads(static_cast<int>(2 + step), true);
+        ASSERT_OK(next());
+        ASSERT_OK(engine->AwaitStep());
+        EXPECT_EQ(engine->step(), stray.steps + step);
+      }
+    }
+  }
+}
+
 // The host may give its stream much after a replay, as a validation, and wait
 // for less.
 TEST_F(GraphErrorsTest, AReplayWithMuchBehindItIsWaitedForAgain) {

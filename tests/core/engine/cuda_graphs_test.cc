@@ -154,11 +154,12 @@ TEST_F(GraphTest, WhatIsCapturedDoesNotRun) {
   ASSERT_OK(host.engine()->Step(Clipped(), nullptr));
   EXPECT_NE(host.Params(), before);
   EXPECT_EQ(host.engine()->step(), 1);
-  // Norms of two buffers, what follows from them, and the update of both.
+  // What finds that it is a replay, norms of two buffers, what follows from
+  // them, and the update of both.
   const Counters launched = Count();
   host.CopyGrads(2, true);
   ASSERT_OK(host.Replay(Clipped()));
-  EXPECT_EQ(CountSince(launched).Launches(), 4u);
+  EXPECT_EQ(CountSince(launched).Launches(), 5u);
 }
 
 // A step of another form in between moves bytes of its own.
