@@ -401,10 +401,11 @@ shard_error* shard_engine_memory(const shard_engine* engine,
     SHARD_API_REQUIRE_HANDLE(engine);
     const shard::Engine& made = *engine->engine;
     const shard::Communicator& comm = *made.comm();
-    shard::api::WriteMemory(made.Memory(), made.collectives_memory(),
-                            {comm.local_world_size(), comm.direct(),
-                             made.SharesTensors(), made.device().kind},
-                            memory);
+    shard::api::WriteMemory(
+        made.Memory(), made.collectives_memory(),
+        {comm.local_world_size(), comm.direct(), made.SharesTensors(),
+         made.SharesParams(), made.device().kind},
+        memory);
     return Status();
   });
 }

@@ -23,6 +23,7 @@ struct Placement {
   int ranks_per_host;
   bool shares_memory;   // The host's communicator does: Communicator::direct().
   bool shares_tensors;  // As Engine::SharesTensors.
+  bool shares_params;   // As Engine::SharesParams.
   DeviceId::Kind device;
   std::optional<Offload> offload = std::nullopt;
   Transport transport = Transport::kStaged;
@@ -43,7 +44,7 @@ inline void WriteMemory(const MemoryReport& report,
   result.workspace_bytes = report.workspace_bytes;
   result.transient_bytes = report.transient_bytes;
   if (placement.device == DeviceId::Kind::kCpu) {
-    result.host_bytes = report.HostTotal(ranks, placement.shares_tensors);
+    result.host_bytes = report.HostTotal(ranks, placement.shares_params);
   } else {
     const MemoryReport pinned = {.host_tensor_bytes =
                                      report.PinnedTotal() +

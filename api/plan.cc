@@ -152,6 +152,10 @@ shard::StatusOr<Placement> ToPlacement(const shard::Plan& plan,
   placement.shares_tensors =
       placement.shares_memory &&
       (placement.device == shard::DeviceId::Kind::kCpu || ranks == 1);
+  placement.shares_params =
+      placement.shares_tensors ||
+      (placement.device == shard::DeviceId::Kind::kCpu && !separate &&
+       placement.ranks_per_host > 1 && !plan.shards_params());
   return placement;
 }
 

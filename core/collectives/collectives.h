@@ -171,6 +171,15 @@ class Collectives {
                                Stream* stream) = 0;
   virtual void Broadcast(std::string_view tag, int root, void* data,
                          size_t bytes, Stream* stream) = 0;
+  // The same, for tensors in memory of the host alone: else kUnimplemented.
+  virtual void GatherOnHosts(std::string_view tag, size_t /*bytes*/,
+                             int /*block_groups*/, void* /*recv*/,
+                             Stream* stream) {
+    stream->Call(tag, [] {
+      return Status(StatusCode::kUnimplemented,
+                    "the ranks of a host share no memory of a device");
+    });
+  }
 
   // Enqueues work on the stream that ends once all ranks have come to it, and
   // watches it as a collective. COLLECTIVE. `enqueue` is called before this

@@ -45,7 +45,8 @@ namespace shard {
 // every rank.
 //
 // kPerRank: each rank has a region of its own, and sees its peers' regions.
-// kPerHost: one region for all ranks that share a host.
+// kPerHost: one region for all ranks that share a host. Ranks on several hosts
+// have one on each.
 //
 // Regions are zero-filled, aligned to kSymmetricAlignment, and stay mapped
 // until the last reference on this rank is gone; freeing is local. A buffer
@@ -67,8 +68,8 @@ class SymmetricBuffer {
   virtual std::byte* region(int rank) const = 0;
 
   // Returns the bytes of the machine that this rank's region takes, page
-  // rounding included; for kPerHost, rank 0 returns all bytes and the other
-  // ranks 0.
+  // rounding included; for kPerHost, the first rank of the host returns all
+  // bytes and its other ranks 0.
   virtual size_t resident_bytes() const = 0;
 };
 
@@ -87,8 +88,12 @@ class Communicator {
   virtual int local_world_size() const { return world_size(); }
 
   // Returns whether peers' SymmetricBuffer regions are directly addressable. If
-  // not, Allocate fails, and tensors are moved by an Exchange.
+  // not, there are none of kPerRank, and tensors are moved by an Exchange.
   virtual bool direct() const = 0;
+
+  // Returns whether the ranks of each host share regions of kPerHost, the same
+  // on all ranks: also on several hosts, where some host has several ranks.
+  virtual bool shares_host() const { return direct(); }
 
   // Returns one line for people: "shm:job-17 rank 1 of 2 (from SHARD_*
   // variables)".
@@ -123,7 +128,7 @@ class Communicator {
   // Allocates symmetric memory. COLLECTIVE. `bytes` must be the same on every
   // rank; 0 is allowed. kResourceExhausted on all ranks when one of them does
   // not have enough memory; kUnimplemented on all ranks where direct() is
-  // false.
+  // false, for kPerHost where shares_host() is.
   virtual StatusOr<std::shared_ptr<SymmetricBuffer>> Allocate(
       std::string_view what, size_t bytes, SymmetricKind kind,
       const Deadline& deadline) = 0;
@@ -137,8 +142,9 @@ class Communicator {
   // collectives of its own: an engine's thread works on it, while the host uses
   // this one in an order of its own. COLLECTIVE. `what` names it in Describe.
   // Rank, timeout, observer, phase_hook and link are this one's; the hook is
-  // called by either thread. direct() of the duplicate is true where it is here
-  // and `direct` is true, which is the same on all ranks.
+  // called by either thread. direct() and shares_host() of the duplicate are
+  // true where they are here and `direct` is true, which is the same on all
+  // ranks.
   //
   // A family is a communicator, its duplicates, exchanges and notices, and
   // theirs. An error that ends one of a family (a lost rank, a passed deadline,

@@ -81,6 +81,15 @@ class Exchange {
                                  const void* send, size_t bytes, void* recv,
                                  const Deadline& deadline) = 0;
 
+  // Gathers a block of every rank into memory that the ranks of a host share
+  // (SymmetricKind::kPerHost), once on each host. COLLECTIVE. `recv` has the
+  // blocks in the order of ReduceScatterArgs::block_groups, and this rank's
+  // block, of `bytes` bytes, when the call begins; when it returns OK, all
+  // blocks. No rank of the host uses other hosts' blocks from its call on.
+  virtual Status GatherOnHosts(std::string_view what, size_t bytes,
+                               int block_groups, void* recv,
+                               const Deadline& deadline) = 0;
+
   // Copies `data` of rank `root` to all ranks. COLLECTIVE. Sent: `bytes`,
   // nothing in a world of one rank. REQUIRES: 0 <= root < world size.
   virtual Status Broadcast(std::string_view what, int root, void* data,

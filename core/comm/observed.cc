@@ -303,6 +303,17 @@ Status ObservedExchange::AllGatherBlocks(std::string_view what,
                            });
 }
 
+Status ObservedExchange::GatherOnHosts(std::string_view what, size_t bytes,
+                                       int block_groups, void* recv,
+                                       const Deadline& deadline) {
+  return ObserveCollective(observer_, &sequence_, EventId::kAllGatherBlocks,
+                           Sending(what, world_size_ - 1, bytes),
+                           CallOver(RankSet::All(world_size_), bytes), [&] {
+                             return exchange_->GatherOnHosts(
+                                 what, bytes, block_groups, recv, deadline);
+                           });
+}
+
 Status ObservedExchange::Broadcast(std::string_view what, int root, void* data,
                                    size_t bytes, const Deadline& deadline) {
   return ObserveCollective(

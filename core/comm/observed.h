@@ -82,6 +82,7 @@ class ObservedCommunicator final : public Communicator {
   int local_rank() const override { return comm_->local_rank(); }
   int local_world_size() const override { return comm_->local_world_size(); }
   bool direct() const override { return comm_->direct(); }
+  bool shares_host() const override { return comm_->shares_host(); }
   std::string Describe() const override { return comm_->Describe(); }
   Observer* observer() const override { return observer_; }
   double timeout() const override { return comm_->timeout(); }
@@ -129,6 +130,8 @@ class ObservedExchange final : public Exchange {
   Status AllGatherBlocks(std::string_view what, const RankSet& set,
                          const void* send, size_t bytes, void* recv,
                          const Deadline& deadline) override;
+  Status GatherOnHosts(std::string_view what, size_t bytes, int block_groups,
+                       void* recv, const Deadline& deadline) override;
   Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
                    const Deadline& deadline) override;
   HostWaits* host_waits() override { return exchange_->host_waits(); }

@@ -109,8 +109,8 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
   }
 
   SHARD_ASSIGN_OR_RETURN(
-      auto own, comm->Duplicate("engine", shard::SharesTensors(*comm, *device),
-                                deadline));
+      auto own,
+      comm->Duplicate("engine", ReachesRanks(*comm, *device), deadline));
   std::unique_ptr<Engine> engine(new Engine(
       std::move(comm), std::move(own), std::move(device),
       std::move(host_stream), std::move(hypers), *options, choice, timeout));

@@ -314,6 +314,27 @@ TEST(PlanUnitsTest, MemoryByPlacement) {
   EXPECT_LT(on_gpus.control_bytes, unshared.control_bytes);
 }
 
+TEST(PlanUnitsTest, EachHostHasOneCopyOfParametersThatAreNotSharded) {
+  const Plan plan = SmallPlan(4);
+  for (const int32_t ranks : {1, 2, 3}) {
+    for (const int32_t separate : {0, 1}) {
+      shard_placement hosts = SHARD_PLACEMENT_INIT;
+      hosts.ranks_per_host = ranks;
+      hosts.separate_memory = separate;
+      shard_memory memory = SHARD_MEMORY_INIT;
+      ASSERT_OK(shard_plan_memory(plan.get(), &hosts, &memory));
+      const uint64_t each = memory.grad_bytes + memory.state_bytes +
+                            memory.workspace_bytes + memory.transient_bytes +
+                            memory.model_buffer_bytes;
+      const auto copies = static_cast<uint64_t>(separate == 1 ? ranks : 1);
+      EXPECT_GT(memory.param_bytes, 0u);
+      EXPECT_EQ(memory.host_bytes, copies * memory.param_bytes +
+                                       static_cast<uint64_t>(ranks) * each)
+          << ranks << " ranks, separate " << separate;
+    }
+  }
+}
+
 TEST(PlanUnitsTest, PlacementsThatCannotBeAreNamed) {
   const Plan plan = SmallPlan(2);
   shard_memory memory = SHARD_MEMORY_INIT;

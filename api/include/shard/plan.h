@@ -52,9 +52,9 @@ typedef struct shard_plan_options {
   size_t struct_size;
   /* ZeRO stage: 0 and 1 shard optimizer states, 2 also gradients, 3 also
    * parameters; each where that saves memory (docs/units.md). Tensors that are
-   * not sharded exist once per host where ranks share memory. Stage 0, too,
-   * shards states over all ranks: copies of the states would not save
-   * communication. */
+   * not sharded exist once per host where ranks share memory; over several
+   * hosts, on "cpu", such parameters do. Stage 0, too, shards states over all
+   * ranks: copies of the states would not save communication. */
   int32_t stage;
   /* The number of ranks: REQUIRED, at least 1, and equal to the communicator's.
    */
@@ -180,7 +180,8 @@ typedef struct shard_plan_options {
 typedef struct shard_placement {
   size_t struct_size;
   /* 1 to world_size. Default: world_size, all on one host, whose memory they
-   * share. Ranks on several hosts share none. */
+   * share. Where there are several hosts, the ranks of each share parameters
+   * that are not sharded, on "cpu", and no other tensors. */
   int32_t ranks_per_host;
   /* 1: ranks of one host share no memory either, as with direct=0 in a
    * communicator's URL. */
@@ -194,7 +195,8 @@ typedef struct shard_placement {
 /* The memory of engines in bytes, rounded up to pages. */
 typedef struct shard_memory {
   size_t struct_size;
-  /* Per host where ranks share memory, for they hold one copy; else per rank.
+  /* Per host where its ranks hold one copy: where they share memory and, over
+   * several hosts, where parameters are not sharded, on "cpu"; else per rank.
    */
   uint64_t param_bytes;
   uint64_t grad_bytes;  /* Per rank. */

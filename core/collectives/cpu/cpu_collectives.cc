@@ -35,4 +35,14 @@ void CpuCollectives::Broadcast(std::string_view tag, int root, void* data,
           });
 }
 
+void CpuCollectives::GatherOnHosts(std::string_view tag, size_t bytes,
+                                   int block_groups, void* recv,
+                                   Stream* stream) {
+  Enqueue(tag, /*first=*/true, stream,
+          [=](Exchange* exchange, const Deadline& deadline) {
+            return exchange->GatherOnHosts(tag, bytes, block_groups, recv,
+                                           deadline);
+          });
+}
+
 }  // namespace shard::cpu

@@ -47,6 +47,8 @@ std::string_view OperationName(uint32_t operation) {
       return "opening of notices";
     case Operation::kNotice:
       return "notice";
+    case Operation::kGatherOnHosts:
+      return "all-gather on hosts";
   }
   return "unknown operation";
 }
@@ -78,8 +80,9 @@ bool SameCall(const Fingerprint& a, const Fingerprint& b) {
 
 std::string WhyWrong(const Fingerprint& call, int rank, int world_size) {
   const auto operation = static_cast<Operation>(call.operation);
-  const bool reduces = operation == Operation::kReduceScatter;
-  if (!reduces && operation != Operation::kAllGatherBlocks) return "";
+  const bool has_order = operation == Operation::kReduceScatter ||
+                         operation == Operation::kGatherOnHosts;
+  if (!has_order && operation != Operation::kAllGatherBlocks) return "";
   const RankSet& set = call.tensor.set;
   if (!set.Divides(world_size) || set.IndexOf(rank) < 0) {
     return StrCat("which is not its set of the ", world_size,
@@ -87,7 +90,7 @@ std::string WhyWrong(const Fingerprint& call, int rank, int world_size) {
                   "and count");
   }
   const int32_t groups = call.tensor.block_groups;
-  if (!reduces || (groups >= 1 && set.count % groups == 0)) return "";
+  if (!has_order || (groups >= 1 && set.count % groups == 0)) return "";
   return StrCat("whose blocks lie in an order of ", groups,
                 " groups; their number must divide that of the ranks, ",
                 set.count);
@@ -123,6 +126,12 @@ std::string Format(const Fingerprint& call) {
       StrAppend(&out, " of ", call.bytes, " bytes");
       over_set();
       break;
+    case Operation::kGatherOnHosts:
+      StrAppend(&out, " of ", call.bytes, " bytes");
+      if (tensor.block_groups != 1) {
+        StrAppend(&out, ", blocks by ", tensor.block_groups, " groups");
+      }
+      break;
     case Operation::kBroadcast:
       StrAppend(&out, " of ", call.bytes, " bytes from rank ", tensor.root);
       break;
@@ -139,6 +148,7 @@ bool CarriesShipments(const Fingerprint& call) {
     case Operation::kBroadcast:
       return true;
     case Operation::kAllGatherBlocks:
+    case Operation::kGatherOnHosts:
       return call.bytes > kPayloadBytes;
     default:
       return false;

@@ -72,6 +72,7 @@ enum class Operation : uint32_t {
   kOpenExchange = 10,
   kOpenNotices = 11,
   kNotice = 12,
+  kGatherOnHosts = 13,
 };
 
 // The arguments of a tensor collective, beside the number of elements or bytes

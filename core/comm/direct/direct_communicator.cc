@@ -47,11 +47,11 @@ class Forgetting {
   RegionSource* const regions_;
 };
 
-// Returns the begin of the rank's share of `pages`.
-size_t ShareBegin(size_t pages, int rank, int world_size) {
-  const auto r = static_cast<size_t>(rank);
-  const auto w = static_cast<size_t>(world_size);
-  return pages / w * r + std::min(r, pages % w);
+// Returns the begin of the share of `pages` of the `index`-th of `ranks` ranks.
+size_t ShareBegin(size_t pages, int index, int ranks) {
+  const auto i = static_cast<size_t>(index);
+  const auto n = static_cast<size_t>(ranks);
+  return pages / n * i + std::min(i, pages % n);
 }
 
 // Begins the call `what` of the host on a communicator.
@@ -137,7 +137,7 @@ StatusOr<std::shared_ptr<SymmetricBuffer>> DirectCommunicator::Allocate(
       per_rank ? Operation::kAllocatePerRank : Operation::kAllocatePerHost,
       what, bytes, link_.direct};
   SHARD_RETURN_IF_ERROR(group_->Begin(call, nullptr, 0, deadline));
-  if (!link_.direct) {
+  if (per_rank ? !direct() : !shares_host()) {
     return Unimplemented("'", what, "' on ", description_,
                          ": with direct=0 there is no memory that the ranks "
                          "share; leave direct=0 out, or use an exchange");
@@ -164,7 +164,16 @@ StatusOr<std::shared_ptr<SymmetricBuffer>> DirectCommunicator::MakeRegions(
   step = total / regions;
 
   const Forgetting forgetting(regions_.get());
-  const RegionRequest request{total, ring};
+  RegionRequest request{.bytes = total, .ring = ring};
+  request.of_host = !per_rank && ring == nullptr;
+  // The ranks that have the region.
+  const int index = request.of_host ? local_rank() : rank();
+  const int ranks = request.of_host ? local_world_size() : world_size();
+  const size_t pages = total / kSymmetricAlignment;
+  request.commit_begin = ShareBegin(pages, index, ranks) * kSymmetricAlignment;
+  request.commit_bytes =
+      ShareBegin(pages, index + 1, ranks) * kSymmetricAlignment -
+      request.commit_begin;
   Status local;
   if (rank() == 0) local = regions_->Create(request);
   SHARD_RETURN_IF_ERROR(
@@ -172,18 +181,14 @@ StatusOr<std::shared_ptr<SymmetricBuffer>> DirectCommunicator::MakeRegions(
 
   local = regions_->Exchange(request, *group_, deadline);
   std::shared_ptr<Mapping> mapping;
-  const size_t pages = total / kSymmetricAlignment;
-  const size_t begin = ShareBegin(pages, rank(), world_size());
-  const size_t end = ShareBegin(pages, rank() + 1, world_size());
   if (local.ok()) {
-    auto taken = regions_->Take(total, begin * kSymmetricAlignment,
-                                (end - begin) * kSymmetricAlignment);
+    auto taken = regions_->Take(request);
     local = taken.status();
     if (taken.ok()) mapping = *std::move(taken);
   }
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(this, StrCat(what, ": memory mapped"), local, deadline));
-  const size_t resident = per_rank || rank() == 0 ? step : 0;
+  const size_t resident = per_rank || index == 0 ? step : 0;
   return std::shared_ptr<SymmetricBuffer>(std::make_shared<MappedBuffer>(
       std::move(mapping), bytes, per_rank ? step : 0, resident));
 }
@@ -216,6 +221,7 @@ StatusOr<std::shared_ptr<DirectCommunicator>> DirectCommunicator::MakeDuplicate(
     bool direct, const Deadline& deadline) {
   Link link = link_;
   link.direct = link.direct && direct;
+  link.shares_host = link.shares_host && direct;
   SHARD_RETURN_IF_ERROR(Enter(what));
   SHARD_RETURN_IF_ERROR(
       group_->Begin({operation, what, 0, link.direct}, nullptr, 0, deadline));

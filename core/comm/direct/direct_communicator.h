@@ -39,6 +39,9 @@ class DirectCommunicator final : public Communicator {
     return hosts_.size(hosts_.HostOf(rank()));
   }
   bool direct() const override { return link_.direct; }
+  bool shares_host() const override {
+    return link_.direct || link_.shares_host;
+  }
   std::string Describe() const override { return description_; }
   Observer* observer() const override { return options_.observer.get(); }
   double timeout() const override { return options_.timeout; }

@@ -286,6 +286,68 @@ Status DirectExchange::AllGatherBlocks(std::string_view what,
       deadline);
 }
 
+Status DirectExchange::GatherOnHosts(std::string_view what, size_t bytes,
+                                     int block_groups, void* recv,
+                                     const Deadline& deadline) {
+  const int world_size = group_->world_size();
+  const int rank = group_->rank();
+  const RankSet all = RankSet::All(world_size);
+  Call call{Operation::kGatherOnHosts, what, bytes, link_.direct};
+  call.tensor.set = all;
+  call.tensor.block_groups = block_groups;
+  if (PlaceIn(all, block_groups, *group_).peers == 0 && world_size > 1) {
+    // An error of all ranks.
+    SHARD_RETURN_IF_ERROR(enter_(what));
+    return group_->Begin(call, nullptr, 0, deadline);
+  }
+  const ReduceScatterArgs order = {.block_groups = block_groups};
+  const auto block = [&](int r) {
+    return static_cast<std::byte*>(recv) +
+           static_cast<size_t>(order.BlockOf(r, world_size)) * bytes;
+  };
+  const int begin = hosts_.begin(host_);
+  const int end = hosts_.end(host_);
+  // The ranks of a host take turns with the tiles of other hosts' blocks.
+  const auto copies = [&](int r, size_t t) {
+    const bool is_here = begin <= r && r < end;
+    const auto turn =
+        (static_cast<size_t>(r) + t) % static_cast<size_t>(end - begin);
+    return !is_here && turn == static_cast<size_t>(rank - begin);
+  };
+  const bool one_host = hosts_.count() == 1;
+  if (bytes <= kPayloadBytes || one_host) {
+    SHARD_RETURN_IF_ERROR(enter_(what));
+    shipments_.Clear();
+    SHARD_RETURN_IF_ERROR(
+        bytes <= kPayloadBytes
+            ? group_->Begin(call, block(rank), bytes, deadline)
+            : group_->Begin(call, &shipments_, shipments_.bytes(), deadline));
+    for (int r = 0; bytes > 0 && r < world_size; ++r) {
+      if (copies(r, 0)) std::memcpy(block(r), group_->payload(r), bytes);
+    }
+  } else {
+    const auto length = [&](size_t t) {
+      return std::min(bytes - t * slot_bytes_, slot_bytes_);
+    };
+    SHARD_RETURN_IF_ERROR(Run(
+        call, TilesOf(bytes, slot_bytes_), /*staged=*/true, /*sent_bytes=*/0,
+        [&](size_t t) {
+          std::memcpy(Slot(rank), block(rank) + t * slot_bytes_, length(t));
+          return ShipSlot(all, length(t));
+        },
+        [&](size_t t) {
+          for (int r = 0; r < world_size; ++r) {
+            if (!copies(r, t)) continue;
+            std::memcpy(block(r) + t * slot_bytes_, Slot(r), length(t));
+          }
+        },
+        deadline));
+  }
+  if (one_host) return Status();
+  shipments_.Clear();
+  return group_->Continue(call, &shipments_, shipments_.bytes(), deadline);
+}
+
 Status DirectExchange::Broadcast(std::string_view what, int root, void* data,
                                  size_t bytes, const Deadline& deadline) {
   Call call{Operation::kBroadcast, what, bytes, link_.direct};

@@ -15,7 +15,10 @@
 namespace shard::direct {
 
 struct Link {
-  bool direct = true;    // The ranks see each other's memory.
+  bool direct = true;  // The ranks see each other's memory.
+  // Where they do not: those of a host share memory that they allocate for the
+  // host.
+  bool shares_host = false;
   double delay = 0;      // Seconds per tensor collective.
   double bandwidth = 0;  // Bytes/s of a rank and direction; 0: no limit.
   // How hosts sum gradients; the same on all ranks.

@@ -36,12 +36,18 @@
 
 namespace shard::direct {
 
-// Memory to allocate, alike on all ranks.
+// Memory to allocate, alike on all ranks but for their shares.
 struct RegionRequest {
   size_t bytes;
   // The cells of the ControlBlock that the memory becomes; null for memory of
   // tensors. A source that keeps memory alike on several hosts must know.
   const CellRing* ring = nullptr;
+  // Whether it is memory of a host's ranks, which other hosts have no part in.
+  bool of_host = false;
+  // [commit_begin, commit_begin + commit_bytes) is this rank's share to commit,
+  // which private memory leaves to the first touch.
+  size_t commit_begin = 0;
+  size_t commit_bytes = 0;
 };
 
 class RegionSource {
@@ -54,11 +60,8 @@ class RegionSource {
   virtual Status Exchange(const RegionRequest& request, const Group& group,
                           const Deadline& deadline) = 0;
 
-  // [commit_begin, commit_begin + commit_bytes) is this rank's share to commit,
-  // which private memory leaves to the first touch.
-  virtual StatusOr<std::shared_ptr<Mapping>> Take(size_t bytes,
-                                                  size_t commit_begin,
-                                                  size_t commit_bytes) = 0;
+  virtual StatusOr<std::shared_ptr<Mapping>> Take(
+      const RegionRequest& request) = 0;
 
   virtual Status CreateDuplicate() = 0;
 

@@ -31,23 +31,27 @@ struct Lease {
 Status HelperRegions::Exchange(const direct::RegionRequest& request,
                                const direct::Group&, const Deadline& deadline) {
   std::string key = StrCat(path_, ":", allocations_++);
-  SHARD_ASSIGN_OR_RETURN(
-      Mapping mapping,
-      keeper_->Request(key, request,
-                       request.ring != nullptr ? std::string_view() : block_,
-                       deadline));
+  const bool is_staging = request.ring == nullptr && !request.of_host;
+  auto mapping = keeper_->Request(
+      key, request, is_staging ? std::string_view(block_) : "", deadline);
+  if (!mapping.ok()) {
+    // The helper may have it, and this rank no room for it.
+    keeper_->Release(key);
+    return mapping.status();
+  }
   if (request.ring != nullptr) last_block_ = key;
   auto lease =
-      std::make_shared<Lease>(keeper_, std::move(key), std::move(mapping));
+      std::make_shared<Lease>(keeper_, std::move(key), *std::move(mapping));
   Mapping* const memory = &lease->memory;
   memory_ = std::shared_ptr<Mapping>(std::move(lease), memory);
   return Status();
 }
 
-StatusOr<std::shared_ptr<Mapping>> HelperRegions::Take(size_t bytes, size_t,
-                                                       size_t) {
-  if (memory_ == nullptr || memory_->size() != bytes) {
-    return Internal("the network helper gave no memory of ", bytes, " bytes");
+StatusOr<std::shared_ptr<Mapping>> HelperRegions::Take(
+    const direct::RegionRequest& request) {
+  if (memory_ == nullptr || memory_->size() != request.bytes) {
+    return Internal("the network helper gave no memory of ", request.bytes,
+                    " bytes");
   }
   return memory_;
 }

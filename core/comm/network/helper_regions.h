@@ -2,9 +2,9 @@
 //
 // HelperRegions: the memory of ranks on several hosts. The network helper of a
 // host makes it, once for the ranks there, and keeps it like that of the other
-// hosts (helper/mirror.h). An allocation is named by a key, which all ranks
-// count alike: "1/0:2" is the third one of the first duplicate of the second
-// duplicate.
+// hosts (helper/mirror.h), unless it is the host's own. An allocation is named
+// by a key, which all ranks count alike: "1/0:2" is the third one of the first
+// duplicate of the second duplicate.
 
 #ifndef SHARD_CORE_COMM_NETWORK_HELPER_REGIONS_H_
 #define SHARD_CORE_COMM_NETWORK_HELPER_REGIONS_H_
@@ -27,7 +27,7 @@ class RegionKeeper {
   virtual ~RegionKeeper() = default;
 
   // Returns the memory of `key`, the same to each rank of this host. `block`:
-  // for memory of tensors, the key of the block whose rounds ship it.
+  // for staged tensors, the key of the block whose rounds ship them.
   virtual StatusOr<Mapping> Request(std::string_view key,
                                     const direct::RegionRequest& request,
                                     std::string_view block,
@@ -47,8 +47,8 @@ class HelperRegions final : public direct::RegionSource {
   Status Exchange(const direct::RegionRequest& request,
                   const direct::Group& group,
                   const Deadline& deadline) override;
-  StatusOr<std::shared_ptr<Mapping>> Take(size_t bytes, size_t commit_begin,
-                                          size_t commit_bytes) override;
+  StatusOr<std::shared_ptr<Mapping>> Take(
+      const direct::RegionRequest& request) override;
   Status CreateDuplicate() override { return Status(); }
   StatusOr<std::unique_ptr<direct::RegionSource>> ExchangeDuplicate(
       const direct::Group& group, const Deadline& deadline) override;

@@ -37,7 +37,7 @@
 namespace shard::network {
 
 inline constexpr uint64_t kLocalMagic = 0x3174656e6873686cu;  // "lhshnet1"
-inline constexpr uint32_t kLocalVersion = 1;
+inline constexpr uint32_t kLocalVersion = 2;
 
 // The longest texts.
 inline constexpr size_t kMaxOptionsBytes = 2048;
@@ -153,6 +153,7 @@ struct WireBell {
 enum class RegionKind : uint32_t {
   kBlock = 1,    // A ControlBlock of all ranks with `cells` cells per rank.
   kTensors = 2,  // Staged tensors.
+  kOfHost = 3,   // Tensors of the host's ranks, which no helper reads.
 };
 
 struct WireLayout {

@@ -323,7 +323,8 @@ Status HelperConnection::HelperGone() const {
 StatusOr<Mapping> HelperConnection::RequestRegion(std::string_view key,
                                                   const RegionLayout& layout,
                                                   size_t bytes,
-                                                  const Deadline& deadline) {
+                                                  const Deadline& deadline,
+                                                  const CommitRange& commit) {
   for (const std::string_view text : {key, std::string_view(layout.block)}) {
     if (text.size() > kMaxRegionKeyBytes) {
       return InvalidArgument("the key of a region has ", text.size(),
@@ -362,7 +363,8 @@ StatusOr<Mapping> HelperConnection::RequestRegion(std::string_view key,
       if (packet->fds.size() != 1 || region->bytes != bytes) {
         return Internal(kWrongPacket);
       }
-      return shm::MapMemory(packet->fds[0].get(), bytes, 0, 0);
+      return shm::MapMemory(packet->fds[0].get(), bytes, commit.begin,
+                            commit.bytes);
     } else {
       return Internal(kWrongPacket);
     }

@@ -56,6 +56,12 @@ struct MeetOptions {
   std::function<void(std::string_view)> phase_hook;
 };
 
+// A part of memory, in bytes.
+struct CommitRange {
+  size_t begin = 0;
+  size_t bytes = 0;
+};
+
 // A rank's connection. Its end, or that of the process, ends the rank for the
 // helper. In a child forked from the process the end does nothing. Thread-safe.
 class HelperConnection {
@@ -85,12 +91,14 @@ class HelperConnection {
   Status HelperGone() const;
 
   // Maps memory that all ranks of this host see which request the same key; the
-  // others' copies are mirrored by their helpers. No page is committed. The
-  // helper answers by itself, and waits for no rank. Errors: those of the
-  // helper, kRankLost when the helper has ended, kDeadlineExceeded.
+  // others' copies are mirrored by their helpers, but for RegionKind::kOfHost.
+  // Commits the pages of `commit`, a part of it. The helper answers by itself,
+  // and waits for no rank. Errors: those of the helper, kRankLost when the
+  // helper has ended, kDeadlineExceeded, kResourceExhausted.
   StatusOr<Mapping> RequestRegion(std::string_view key,
                                   const RegionLayout& layout, size_t bytes,
-                                  const Deadline& deadline);
+                                  const Deadline& deadline,
+                                  const CommitRange& commit = {});
   // Ends this rank's use of a region. The mapping stays valid until it is
   // freed.
   Status ReleaseRegion(std::string_view key, const Deadline& deadline);

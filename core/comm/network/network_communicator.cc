@@ -13,7 +13,8 @@ namespace shard::network {
 
 std::shared_ptr<Communicator> MakeNetworkCommunicator(
     Met met, const std::string& description, const CommOptions& options) {
-  const int world_size = met.hosts.world_size();
+  const direct::Hosts& hosts = met.hosts;
+  const int world_size = hosts.world_size();
   const std::shared_ptr<direct::ControlBlock> block(
       met.control,
       reinterpret_cast<direct::ControlBlock*>(met.control->data()));
@@ -24,7 +25,11 @@ std::shared_ptr<Communicator> MakeNetworkCommunicator(
           block, std::move(met.membership), world_size, std::move(met.liveness),
           options.find_deadlocks_at_once, std::move(bell)),
       std::make_unique<HelperRegions>(std::move(met.keeper)), description,
-      options, direct::Link{.direct = false, .sums = met.sums}, met.hosts);
+      options,
+      direct::Link{.direct = false,
+                   .shares_host = hosts.count() < world_size,
+                   .sums = met.sums},
+      hosts);
 }
 
 }  // namespace shard::network

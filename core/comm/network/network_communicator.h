@@ -2,7 +2,8 @@
 //
 // The communicator of ranks on several hosts: that of ranks which share memory
 // (core/comm/direct), over blocks that the hosts' network helpers keep alike
-// (helper/mirror.h). Its ranks share no memory of tensors: direct() is false.
+// (helper/mirror.h). direct() is false: the ranks of a host share no memory of
+// tensors but that of kPerHost.
 
 #ifndef SHARD_CORE_COMM_NETWORK_NETWORK_COMMUNICATOR_H_
 #define SHARD_CORE_COMM_NETWORK_NETWORK_COMMUNICATOR_H_

@@ -40,10 +40,17 @@ class ConnectionKeeper final : public RegionKeeper {
       layout.cells = request.ring->count;
       layout.payload_bytes = request.ring->payload_bytes;
     } else {
-      layout.kind = RegionKind::kTensors;
+      layout.kind =
+          request.of_host ? RegionKind::kOfHost : RegionKind::kTensors;
       layout.block = block;
     }
-    return connection_->RequestRegion(key, layout, request.bytes, deadline);
+    // The helper commits blocks, and staging is committed as it is used.
+    const CommitRange commit =
+        request.of_host
+            ? CommitRange{request.commit_begin, request.commit_bytes}
+            : CommitRange{};
+    return connection_->RequestRegion(key, layout, request.bytes, deadline,
+                                      commit);
   }
   // A helper that is gone has freed it.
   void Release(std::string_view key) override {

@@ -86,14 +86,15 @@ class ShmRegions final : public direct::RegionSource {
     return Status();
   }
 
-  StatusOr<std::shared_ptr<Mapping>> Take(size_t bytes, size_t commit_begin,
-                                          size_t commit_bytes) override {
-    if (bytes_ != bytes) {
-      return Internal("rank 0 sent memory of ", bytes_, " bytes, not ", bytes);
+  StatusOr<std::shared_ptr<Mapping>> Take(
+      const direct::RegionRequest& request) override {
+    if (bytes_ != request.bytes) {
+      return Internal("rank 0 sent memory of ", bytes_, " bytes, not ",
+                      request.bytes);
     }
     SHARD_ASSIGN_OR_RETURN(
-        Mapping mapping,
-        MapMemory(memory_.get(), bytes, commit_begin, commit_bytes));
+        Mapping mapping, MapMemory(memory_.get(), request.bytes,
+                                   request.commit_begin, request.commit_bytes));
     return std::make_shared<Mapping>(std::move(mapping));
   }
 

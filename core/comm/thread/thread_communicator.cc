@@ -38,7 +38,8 @@ class ThreadRegions final : public direct::RegionSource {
   // on its NUMA node. Until then pages are not committed: Create rejects one
   // allocation that cannot fit, but several that each fit may together cause
   // the kernel's OOM killer, as CheckHostMemory says.
-  StatusOr<std::shared_ptr<Mapping>> Take(size_t, size_t, size_t) override {
+  StatusOr<std::shared_ptr<Mapping>> Take(
+      const direct::RegionRequest&) override {
     const std::lock_guard<std::mutex> lock(handover_->mutex);
     if (handover_->region == nullptr) {
       return Internal("rank 0 withdrew the memory");

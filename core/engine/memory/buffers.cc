@@ -2,6 +2,7 @@
 
 #include "core/engine/memory/buffers.h"
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -18,6 +19,10 @@ unsigned char* BytesOf(const DeviceMemory& memory) {
 }
 
 }  // namespace
+
+bool SharesParams(const Communicator& comm, const Plan& plan) {
+  return comm.direct() || (comm.shares_host() && !plan.shards_params());
+}
 
 Status WithNeededMemory(const Status& status, const Plan& plan,
                         const Communicator& comm, const Device& device) {
@@ -71,13 +76,18 @@ StatusOr<EngineMemory> EngineMemory::Allocate(const Plan& plan,
   const MemorySizes sizes = LayOutMemory(plan, memory.shared_, memory.stepper_);
   memory.staging_layout_ = StagingOf(plan, memory.shared_, device->offload());
   memory.offloads_states_ = device->offload() != nullptr;
+  memory.shares_params_ = SharesParams(*comm, plan);
+  memory.local_rank_ = comm->local_rank();
+  memory.local_ranks_ = comm->local_world_size();
   // One rank on an accelerator has its tensors there.
   const bool is_visible = memory.shared_ && device->ReachesSharedMemory();
-  if (is_visible) {
+  if (is_visible || (memory.shares_params_ && !memory.shared_)) {
     SHARD_ASSIGN_OR_RETURN(
         memory.params_,
         AllocateVisible(comm, "allocate parameters", sizes.params,
                         SymmetricKind::kPerHost, deadline));
+  }
+  if (is_visible) {
     SHARD_ASSIGN_OR_RETURN(
         memory.grads_, AllocateVisible(comm, "allocate gradients", sizes.grads,
                                        SymmetricKind::kPerRank, deadline));
@@ -117,8 +127,10 @@ Status EngineMemory::AllocateTensors(const MemorySizes& sizes, bool with_arenas,
     return bytes == 0 ? StatusOr<DeviceMemory>(DeviceMemory())
                       : collectives->Allocate(device, bytes, what);
   };
-  if (with_arenas) {
+  if (with_arenas && params_.visible == nullptr) {
     SHARD_ASSIGN_OR_RETURN(params_.pages, allocate("parameters", sizes.params));
+  }
+  if (with_arenas) {
     SHARD_ASSIGN_OR_RETURN(grads_.pages, allocate("gradients", sizes.grads));
     SHARD_ASSIGN_OR_RETURN(grad_slots_.pages,
                            allocate("gradient slots", sizes.grad_slots));
@@ -164,6 +176,18 @@ void EngineMemory::PlaceBuffers(const Plan& plan) {
   };
   buffers_.reserve(plan.buffers().size());
   LayOutMemory(plan, shared_, stepper_, place);
+}
+
+EngineMemory::Elements EngineMemory::WrittenOf(
+    const EngineBuffer& buffer) const {
+  if (!shares_params_) {
+    return {buffer.held_begin, buffer.held_begin + buffer.held_numel};
+  }
+  const auto part = [&](int64_t index) {
+    return buffer.held_numel / local_ranks_ * index +
+           std::min<int64_t>(index, buffer.held_numel % local_ranks_);
+  };
+  return {part(local_rank_), part(local_rank_ + 1)};
 }
 
 unsigned char* EngineMemory::GradSlot(int rank, int32_t depth, int slot) const {

@@ -4,7 +4,9 @@
 // kind of memory is one allocation, in which every buffer begins at a page.
 //
 //                 ranks share memory            they do not
-//   parameters    one SymmetricBuffer per host  all, or what this rank holds
+//   parameters    one SymmetricBuffer per host  all: one per host where its
+//                                               ranks share that; or what this
+//                                               rank holds
 //   gradients     a SymmetricBuffer per rank    private
 //   grad slots    a SymmetricBuffer per rank    private
 //   param slots   -                             private
@@ -74,6 +76,10 @@ constexpr Processor ProcessorOf(DeviceId::Kind kind) {
   return kind == DeviceId::Kind::kCpu ? Processor::kCpu : Processor::kGpu;
 }
 
+// Returns whether the ranks of a host have one copy of the parameters. `comm`:
+// the engine's.
+bool SharesParams(const Communicator& comm, const Plan& plan);
+
 // Returns an error of `device`, for an engine of `plan` on `comm`, that some
 // memory was refused: with what the plan needs of the device's own in all.
 // Returns other statuses as they are.
@@ -98,8 +104,18 @@ class EngineMemory {
   const EngineBuffer& buffer(int32_t index) const {
     return buffers_[static_cast<size_t>(index)];
   }
-  // Return the allocations of the parameters and of the whole gradients.
-  // REQUIRES: ranks do not share memory.
+  // Returns whether the ranks of a host have one copy of the parameters.
+  bool shares_params() const { return shares_params_; }
+  // Returns the elements of a buffer that this rank writes where each rank has
+  // the values of all: its part of the host's copy, or all that it holds.
+  struct Elements {
+    int64_t begin;
+    int64_t end;
+  };
+  Elements WrittenOf(const EngineBuffer& buffer) const;
+
+  // Return the allocations of the parameters and of the whole gradients; none
+  // of what is shared. REQUIRES: ranks do not share memory.
   const DeviceMemory& params() const { return params_.pages; }
   const DeviceMemory& grads() const { return grads_.pages; }
   // Returns the processor that steps the parameters, and the workspace that it
@@ -144,7 +160,8 @@ class EngineMemory {
                                          std::string_view what, uint64_t bytes,
                                          SymmetricKind kind,
                                          const Deadline& deadline);
-  // `with_arenas`: the memory that others see elsewhere is private, too.
+  // `with_arenas`: the memory that others see elsewhere is private, too, but
+  // for parameters that are shared.
   Status AllocatePrivate(const MemorySizes& sizes, bool with_arenas,
                          Communicator* comm, Device* device,
                          Collectives* collectives);
@@ -155,6 +172,10 @@ class EngineMemory {
   const Plan* plan_ = nullptr;
   int rank_ = 0;
   bool shared_ = true;
+  bool shares_params_ = true;
+  // This rank's number on its host, and the number of ranks there.
+  int local_rank_ = 0;
+  int local_ranks_ = 1;
   Processor stepper_ = Processor::kCpu;
   std::vector<EngineBuffer> buffers_;
   Arena params_;

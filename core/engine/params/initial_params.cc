@@ -8,11 +8,19 @@
 
 #include "core/base/dtype.h"
 #include "core/collectives/collectives.h"
+#include "core/device/stream_guard.h"
 #include "core/engine/memory/param_place.h"
 #include "core/engine/params/open_access.h"
 #include "core/engine/transfer/ok_or_abort.h"
 
 namespace shard {
+
+namespace {
+
+constexpr const char* kPhase = "broadcast parameters";
+constexpr int64_t kPiece = 1 << 20;  // Bytes.
+
+}  // namespace
 
 Status FillMasters(const EngineRuntime& runtime, Communicator* comm,
                    const Deadline& deadline) {
@@ -109,10 +117,11 @@ StatusOr<HostAccess*> InitialParams::Access(const EngineRuntime& runtime,
 
 Status InitialParams::BroadcastValues(const EngineRuntime& runtime,
                                       const Deadline& deadline) {
-  constexpr const char* kPhase = "broadcast parameters";
-  constexpr int64_t kPiece = 1 << 20;  // Bytes.
   const CollectiveDeadline scope(&runtime.collectives(), deadline);
   const std::vector<EngineBuffer>& buffers = runtime.memory().buffers();
+  if (runtime.memory().shares_params()) {
+    return BroadcastToHosts(runtime, deadline);
+  }
   if (!runtime.units().gathers()) {
     for (const EngineBuffer& buffer : buffers) {
       const size_t bytes =
@@ -153,6 +162,30 @@ Status InitialParams::BroadcastValues(const EngineRuntime& runtime,
     }
   }
   return Status();
+}
+
+Status InitialParams::BroadcastToHosts(const EngineRuntime& runtime,
+                                       const Deadline& deadline) {
+  const auto piece = device_->AllocateHost(kPiece, "a piece of parameters");
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, kPhase, piece.status(), deadline));
+  const StreamGuard guard(&runtime.compute());
+  // Rank 0 has the values, and is the first one on its host. Ranks that are not
+  // the first drop what they receive.
+  const bool is_first = comm_->local_rank() == 0;
+  for (const EngineBuffer& buffer : runtime.memory().buffers()) {
+    const size_t bytes =
+        DTypeBytes(buffer.plan->dtype, buffer.plan->layout.padded_numel());
+    for (size_t at = 0; at < bytes; at += kPiece) {
+      void* const data = is_first ? static_cast<void*>(buffer.params + at)
+                                  : static_cast<void*>(piece->data());
+      runtime.collectives().Broadcast(kPhase, 0, data,
+                                      std::min<size_t>(kPiece, bytes - at),
+                                      &runtime.compute());
+    }
+  }
+  SHARD_RETURN_IF_ERROR(
+      OkOrAbort(comm_, runtime.compute().Synchronize(deadline)));
+  return comm_->Barrier("parameters are on all hosts", deadline);
 }
 
 }  // namespace shard

@@ -65,6 +65,9 @@ class InitialParams {
   // there when the compute stream has run. COLLECTIVE.
   Status BroadcastValues(const EngineRuntime& runtime,
                          const Deadline& deadline);
+  // The same where the ranks of a host have one copy.
+  Status BroadcastToHosts(const EngineRuntime& runtime,
+                          const Deadline& deadline);
 
   Communicator* const comm_;
   Device* const device_;

@@ -25,31 +25,14 @@ const EngineBuffer& BufferOf(const EngineRuntime& runtime, ParamId param) {
   return runtime.memory().buffer(place.buffer);
 }
 
-// The elements of a new buffer that this rank writes: its range where all ranks
-// of a host share the buffer, else all elements that it holds.
-struct Writes {
-  int64_t begin;
-  int64_t end;
-};
-
-Writes WritesOf(const EngineRuntime& to, const EngineBuffer& buffer,
-                const Communicator& comm) {
-  if (!comm.direct()) {
-    return {buffer.held_begin, buffer.held_begin + buffer.held_numel};
-  }
-  const int64_t range = buffer.plan->layout.shard_numel();
-  const int64_t begin = to.plan()->RangeOf(comm.rank()) * range;
-  return {begin, begin + range};
-}
-
 // Writes this rank's elements of a parameter. `data`: the whole parameter.
-void WriteParam(const EngineRuntime& to, const Communicator& comm,
-                const Slot& slot, const unsigned char* data) {
+void WriteParam(const EngineRuntime& to, const Slot& slot,
+                const unsigned char* data) {
   const ParamPlace& place = to.plan()->place(slot.param);
   const EngineBuffer& buffer = BufferOf(to, slot.param);
-  const Writes writes = WritesOf(to, buffer, comm);
-  const int64_t begin = std::max(place.offset, writes.begin);
-  const int64_t end = std::min(place.offset + slot.numel, writes.end);
+  const EngineMemory::Elements mine = to.memory().WrittenOf(buffer);
+  const int64_t begin = std::max(place.offset, mine.begin);
+  const int64_t end = std::min(place.offset + slot.numel, mine.end);
   if (begin >= end) return;
   const DType dtype = buffer.plan->dtype;
   to.compute().Copy(buffer.ParamAt(begin),
@@ -189,7 +172,7 @@ Status MigrateParams(const EngineRuntime& from, const EngineRuntime& to,
       from, std::vector<bool>(from.plan()->units().size(), true), comm,
       [&](std::span<const GatheredParam> params) {
         for (const GatheredParam& param : params) {
-          WriteParam(to, *comm, *param.slot, param.data);
+          WriteParam(to, *param.slot, param.data);
         }
         return to.compute().Synchronize(deadline);
       },

@@ -75,8 +75,9 @@ MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
     need.device = SaturatedSum(memory.DeviceTotal(), collectives.device_bytes);
     memory = {.host_tensor_bytes = memory.PinnedTotal()};
   }
-  need.host =
-      memory.HostTotal(placement.ranks_on_host, placement.shares_tensors);
+  const bool shares_params = placement.shares_tensors ||
+                             (placement.shares_host && !plan.shards_params());
+  need.host = memory.HostTotal(placement.ranks_on_host, shares_params);
   return need;
 }
 

@@ -24,7 +24,10 @@ namespace shard {
 // Where the ranks of an engine have their memory.
 struct RankPlacement {
   bool shares_tensors = false;  // SharesTensors (supported.h).
-  std::string device = "cpu";   // Device::name().
+  // Whether the ranks of a host have one copy of parameters that are not
+  // sharded.
+  bool shares_host = false;
+  std::string device = "cpu";  // Device::name().
   // Whether tensors lie in memory of the device's own, not in the host's.
   bool has_device_memory = false;
   // Whether collectives have memory of their own, for tensors that the host

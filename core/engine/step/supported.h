@@ -20,11 +20,16 @@
 
 namespace shard {
 
+// Returns whether `device` reaches memory that ranks share. One rank has no
+// others.
+inline bool ReachesRanks(const Communicator& comm, const Device& device) {
+  return device.ReachesSharedMemory() || comm.world_size() == 1;
+}
+
 // Returns whether the ranks of engines on `device` read and write each other's
-// tensors where they lie. One rank has no others.
+// tensors where they lie.
 inline bool SharesTensors(const Communicator& comm, const Device& device) {
-  return comm.direct() &&
-         (device.ReachesSharedMemory() || comm.world_size() == 1);
+  return comm.direct() && ReachesRanks(comm, device);
 }
 
 // Returns where the ranks of this host have their memory, all of them on such a

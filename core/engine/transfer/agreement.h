@@ -99,8 +99,8 @@ struct Proposal {
   uint8_t failed = 0;  // Something is wrong on this rank.
   uint8_t more = 0;    // kReduce: another backward pass follows.
   uint8_t active = 1;  // Not joined.
-  // kStep, where memory is shared: this rank's streams may still write
-  // gradients and read parameters.
+  // kStep, where parameters or more are shared: this rank's streams may still
+  // write gradients and read parameters.
   uint8_t async = 0;
   // Calls of zero_grad since the last step, where gradients are sharded. A rank
   // may have called zero_grad already, while a slower rank's gradients are from

@@ -194,6 +194,11 @@ Status CollectiveTransfers::Publish(size_t index, Stream* stream) {
   const size_t bytes = DTypeBytes(plan.dtype, range);
   if (bytes == 0) return Status();
   const Tags& tags = TagsOf(plan.unit);
+  if (memory_.shares_params()) {
+    deps_.collectives->GatherOnHosts(tags.publish, bytes, groups_,
+                                     buffer.ParamAt(0), stream);
+    return Status();
+  }
   // The elements that this rank and its replicas hold are contiguous.
   auto* const stretch = static_cast<unsigned char*>(
       buffer.ParamAt(rank_ % group_size_ * groups_ * range));

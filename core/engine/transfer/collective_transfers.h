@@ -23,7 +23,7 @@ namespace shard {
 //            levels, which would not sum in rank order: the same as without
 //   Gather   (S - 1) / S B inside a group
 //   Publish  (W - 1) / W B; (R - 1) / W B between groups where parameters are
-//            sharded
+//            sharded. In one level where a host's ranks have one copy
 //
 // The range of a rank is number (rank % S) R + rank / S (Plan::RangeOf), so
 // that the elements of a buffer that a rank holds are contiguous, and each

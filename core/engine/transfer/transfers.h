@@ -8,7 +8,7 @@
 //              they lie                      shard groups
 //   Gather     -                             all-gather in the shard group
 //   Publish    - (Finish is a barrier)       all-gather of what other ranks
-//                                            hold, too
+//                                            hold, too, to each rank or host
 //
 // All but ReadInPlace and Finish enqueue their work on a stream and return.
 // Their errors are of this rank alone, before anything is enqueued, and of the

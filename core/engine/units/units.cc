@@ -152,11 +152,12 @@ Status Units::EnterStep(Proposal proposal, const Status& local,
   if (completes && local.ok() && !meetings_.agreement().announces()) {
     const Status complete = CompleteGrads(deadline);
     if (!complete.ok()) return Fail(complete);
-    // Ranks that share memory read these gradients, and write the parameters
-    // that the host reads: at once, or after a meeting of the compute streams.
-    if (deps_.comm->direct() && !meetings_.StreamsAreInline()) {
-      proposal.async = 1;
-    }
+  }
+  // Ranks that share memory read these gradients, and write the parameters that
+  // the host reads: at once, or after a meeting of the compute streams.
+  if (completes && local.ok() && deps_.memory->shares_params() &&
+      !meetings_.StreamsAreInline()) {
+    proposal.async = 1;
   }
   proposal.zeroed = reduced_.zeroed();
   for (;;) {
@@ -177,7 +178,7 @@ Status Units::Follow(Proposal proposal, const Status& local,
   *joined = false;
   SHARD_RETURN_IF_ERROR(meetings_.Drain(deadline));
   // The other ranks may use this one's memory next, unless it has an error.
-  if (deps_.comm->direct() && local.ok()) {
+  if (deps_.memory->shares_params() && local.ok()) {
     const Status idle = meetings_.AwaitStreams(deadline);
     if (!idle.ok()) return Fail(idle);
   }

@@ -430,6 +430,10 @@ class IdleExchange final : public Exchange {
                          void*, const Deadline&) override {
     return Status();
   }
+  Status GatherOnHosts(std::string_view, size_t, int, void*,
+                       const Deadline&) override {
+    return Status();
+  }
   Status Broadcast(std::string_view, int, void*, size_t,
                    const Deadline&) override {
     return Status();

@@ -39,8 +39,10 @@ TEST_P(DuplicateTest, IsLikeTheFirst) {
     Work(first.get(), 9, 2000);
     const auto refused =
         duplicate->Allocate("users", 10, SymmetricKind::kPerHost, Soon());
-    EXPECT_EQ(refused.status().code(),
-              first->direct() ? StatusCode::kOk : StatusCode::kUnimplemented);
+    EXPECT_EQ(duplicate->shares_host(), first->shares_host());
+    EXPECT_EQ(refused.status().code(), first->shares_host()
+                                           ? StatusCode::kOk
+                                           : StatusCode::kUnimplemented);
     SHARD_EXPECT_OK(duplicate->Shutdown(Soon()));
     EXPECT_EQ(duplicate->Barrier("late", Soon()).code(),
               StatusCode::kFailedPrecondition);

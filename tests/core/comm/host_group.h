@@ -46,12 +46,14 @@ class HostGroup {
 
   int world_size() const { return begins_.back(); }
 
-  // Runs body(communicator, exchange) on every rank, and shuts the group down.
-  // Called once.
-  void Run(const std::function<void(Communicator*, Exchange*)>& body) {
+  // Runs body(communicator, exchange) on every rank, and shuts the group down,
+  // unless it ends with an error. Called once.
+  void Run(const std::function<void(Communicator*, Exchange*)>& body,
+           bool shutdown = true) {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < world_size(); ++rank) {
-      threads.emplace_back([this, &body, rank] { RunRank(rank, body); });
+      threads.emplace_back(
+          [this, &body, shutdown, rank] { RunRank(rank, body, shutdown); });
     }
     for (std::thread& thread : threads) thread.join();
   }
@@ -61,7 +63,8 @@ class HostGroup {
 
  private:
   void RunRank(int rank,
-               const std::function<void(Communicator*, Exchange*)>& body) {
+               const std::function<void(Communicator*, Exchange*)>& body,
+               bool shutdown) {
     const CommOptions options = {.rank = rank, .world_size = world_size()};
     auto comm =
         tcp_
@@ -73,7 +76,7 @@ class HostGroup {
       ASSERT_TRUE(exchange.ok()) << exchange.status().ToString();
       body(comm->get(), exchange->get());
     }
-    SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+    if (shutdown) SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
   }
 
   const Begins begins_;

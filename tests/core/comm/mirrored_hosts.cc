@@ -123,11 +123,13 @@ class MirroredHosts::Host final : public network::HostLinks {
       const direct::CellRing ring =
           is_block ? *request.ring : direct::kRoundCells;
       memory.is_block = is_block;
-      PostAndWait([&] {
-        const Status added = is_block ? mirror_->AddBlock(key, mapping, ring)
-                                      : mirror_->AddStaging(block, mapping);
-        if (!added.ok()) std::abort();
-      });
+      if (!request.of_host) {
+        PostAndWait([&] {
+          const Status added = is_block ? mirror_->AddBlock(key, mapping, ring)
+                                        : mirror_->AddStaging(block, mapping);
+          if (!added.ok()) std::abort();
+        });
+      }
       memory.users = hosts_.size(number_);
     }
     return Mapping::Shared(memory.fd.get(), request.bytes);

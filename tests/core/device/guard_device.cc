@@ -299,6 +299,12 @@ class GuardExchange final : public Exchange {
                                       KernelView(recv), deadline);
   }
 
+  Status GatherOnHosts(std::string_view what, size_t bytes, int block_groups,
+                       void* recv, const Deadline& deadline) override {
+    return exchange_->GatherOnHosts(what, bytes, block_groups, KernelView(recv),
+                                    deadline);
+  }
+
   Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
                    const Deadline& deadline) override {
     return exchange_->Broadcast(what, root, KernelView(data), bytes, deadline);
@@ -317,7 +323,10 @@ class GuardCommunicator final : public Communicator {
 
   int rank() const override { return comm_->rank(); }
   int world_size() const override { return comm_->world_size(); }
+  int local_rank() const override { return comm_->local_rank(); }
+  int local_world_size() const override { return comm_->local_world_size(); }
   bool direct() const override { return comm_->direct(); }
+  bool shares_host() const override { return comm_->shares_host(); }
   std::string Describe() const override { return comm_->Describe(); }
   Observer* observer() const override { return comm_->observer(); }
   double timeout() const override { return comm_->timeout(); }

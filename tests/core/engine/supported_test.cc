@@ -64,7 +64,7 @@ TEST(SupportedTest, HostTensorsNeedMemoryOnce) {
           ASSERT_OK(engine);
           const int here = comm->local_world_size();
           const uint64_t taken =
-              (*engine)->Memory().HostTotal(here, (*engine)->SharesTensors());
+              (*engine)->Memory().HostTotal(here, (*engine)->SharesParams());
           EXPECT_EQ(HostBytes(*plan, *comm, *cpu, nullptr), taken);
           EXPECT_EQ(HostBytes(*plan, *comm, *cpu, plan.get()),
                     taken - static_cast<uint64_t>(here) * kHostTensor);

@@ -262,6 +262,7 @@ StatusOr<HostHelper::SharedRegion> HostHelper::MakeRegion(
                          shm::CreateMemory("libshard-net", request.bytes));
   region.bytes = request.bytes;
   region.layout = request.layout;
+  if (request.layout.kind == RegionKind::kOfHost) return region;
   const bool is_block = request.layout.kind == RegionKind::kBlock;
   const direct::CellRing ring = {request.layout.cells,
                                  request.layout.payload_bytes};

@@ -552,9 +552,9 @@ pub struct shard_plan_options {
     pub struct_size: usize,
     /// ZeRO stage: 0 and 1 shard optimizer states, 2 also gradients, 3 also
     /// parameters; each where that saves memory (docs/units.md). Tensors that are
-    /// not sharded exist once per host where ranks share memory. Stage 0, too,
-    /// shards states over all ranks: copies of the states would not save
-    /// communication.
+    /// not sharded exist once per host where ranks share memory; over several
+    /// hosts, on "cpu", such parameters do. Stage 0, too, shards states over all
+    /// ranks: copies of the states would not save communication.
     pub stage: i32,
     /// The number of ranks: REQUIRED, at least 1, and equal to the communicator's.
     pub world_size: i32,
@@ -681,7 +681,8 @@ pub const SHARD_PLAN_OPTIONS_INIT: shard_plan_options = shard_plan_options { str
 pub struct shard_placement {
     pub struct_size: usize,
     /// 1 to world_size. Default: world_size, all on one host, whose memory they
-    /// share. Ranks on several hosts share none.
+    /// share. Where there are several hosts, the ranks of each share parameters
+    /// that are not sharded, on "cpu", and no other tensors.
     pub ranks_per_host: i32,
     /// 1: ranks of one host share no memory either, as with direct=0 in a
     /// communicator's URL.
@@ -697,7 +698,8 @@ pub const SHARD_PLACEMENT_INIT: shard_placement = shard_placement { struct_size:
 #[derive(Clone, Copy)]
 pub struct shard_memory {
     pub struct_size: usize,
-    /// Per host where ranks share memory, for they hold one copy; else per rank.
+    /// Per host where its ranks hold one copy: where they share memory and, over
+    /// several hosts, where parameters are not sharded, on "cpu"; else per rank.
     pub param_bytes: u64,
     /// Per rank.
     pub grad_bytes: u64,

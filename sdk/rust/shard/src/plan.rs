@@ -55,7 +55,7 @@ info! {
 info! {
     /// The memory of engines in bytes, rounded up to pages.
     Memory from shard_memory as raw {
-        /// Parameters: per host where ranks share memory, else per rank.
+        /// Parameters: per host where its ranks hold one copy, else per rank.
         param_bytes: u64 = raw.param_bytes,
         /// Gradients, per rank.
         grad_bytes: u64 = raw.grad_bytes,

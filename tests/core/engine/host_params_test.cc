@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks on several hosts have one copy of the parameters on each host, in the
+// stages that do not shard them: the results are those of ranks that share all
+// memory, in every bit, and reports of memory count one copy.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/strings.h"
+#include "core/comm/communicator.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/comm/mirrored_hosts.h"
+#include "tests/core/comm/tcp_hosts.h"
+#include "tests/core/engine/create_engine.h"
+#include "tests/core/engine/unit_training.h"
+#include "tests/core/flat/sharding.h"
+
+namespace shard::host_params_test {
+namespace {
+
+using Values = std::vector<std::vector<float>>;
+
+struct Form {
+  const char* name = "";
+  int stage = 1;
+  bool overlap = false;
+  bool begin_step = false;
+  int passes = 1;
+  int shard_group_size = 0;
+  const char* device = "cpu";
+  const char* optimizer = "adamw";
+};
+
+constexpr Form kForms[] = {
+    {.name = "stage0", .stage = 0},
+    {.name = "stage1"},
+    {.name = "stage2", .stage = 2},
+    {.name = "overlap", .overlap = true},
+    {.name = "begun", .stage = 2, .begin_step = true},
+    {.name = "begun_overlap", .overlap = true, .begin_step = true},
+    {.name = "two_passes", .passes = 2},
+    {.name = "groups", .shard_group_size = 2},
+    {.name = "whole_parameters", .optimizer = "lamb"},
+    {.name = "async",
+     .device = "cpu-async?max_delay=0.0002&seed=11&host=async"},
+    {.name = "stage2_async",
+     .stage = 2,
+     .overlap = true,
+     .device = "cpu-async?max_delay=0.0002&seed=12&host=async"},
+};
+
+UnitTraining TrainingOf(const Form& form, int world_size) {
+  UnitTraining training;
+  training.model = BlockModel(12);
+  training.optimizer = form.optimizer;
+  training.plan.stage = form.stage;
+  training.plan.world_size = world_size;
+  training.plan.shard_group_size =
+      world_size % 2 == 0 ? form.shard_group_size : 0;
+  training.plan.deterministic = true;
+  training.engine.overlap = form.overlap;
+  training.engine.device = form.device;
+  training.passes = form.passes;
+  training.begin_step = form.begin_step;
+  training.steps = 3;
+  return training;
+}
+
+// Runs body(communicator) on every rank of hosts, which are queues or, with
+// `helpers`, have real ones. `begins`: the first rank of each host, and the
+// number of ranks.
+void RunOnHosts(
+    const std::vector<int>& begins, bool helpers,
+    const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
+  std::optional<testing::MirroredHosts> mirrored;
+  std::optional<testing::TcpHosts> tcp;
+  helpers ? void(tcp.emplace(begins)) : void(mirrored.emplace(begins));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < begins.back(); ++rank) {
+    threads.emplace_back([&, rank] {
+      const CommOptions options = {
+          .rank = rank, .world_size = begins.back(), .timeout = 30};
+      auto comm = tcp ? OpenCommunicator(tcp->Url(rank), options)
+                      : StatusOr<std::shared_ptr<Communicator>>(
+                            mirrored->Open(options));
+      ASSERT_OK(comm);
+      body(*comm);
+      EXPECT_OK((*comm)->Shutdown(Deadline::After(30)));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Expects that what a host's first rank writes into a parameter is what its
+// other ranks read there, and ranks of other hosts do not.
+void ExpectOneCopyPerHost(const std::vector<int>& begins, Communicator* comm,
+                          const Engine& engine) {
+  const auto host = static_cast<float>(
+      std::upper_bound(begins.begin(), begins.end(), comm->rank()) -
+      begins.begin());
+  const auto soon = [] { return Deadline::After(30); };
+  const auto params = static_cast<ParamId>(engine.plan().places().size());
+  for (ParamId param = 0; param < params; ++param) {
+    const auto tensor = engine.Param(param);
+    ASSERT_OK(tensor);
+    auto* const values = static_cast<float*>(tensor->data);
+    float* const last = values + (tensor->numel - 1);
+    const float before = *last;
+    ASSERT_OK(comm->Barrier("read", soon()));
+    if (comm->local_rank() == 0) *last = 1000 + host;
+    ASSERT_OK(comm->Barrier("written", soon()));
+    EXPECT_EQ(*last, 1000 + host) << "parameter " << param;
+    ASSERT_OK(comm->Barrier("compared", soon()));
+    if (comm->local_rank() == 0) *last = before;
+    ASSERT_OK(comm->Barrier("restored", soon()));
+  }
+}
+
+void ExpectPlannedMemory(const Communicator& comm, const Engine& engine) {
+  const MemoryReport planned = engine.plan().Memory(false);
+  const MemoryReport measured = engine.Memory();
+  EXPECT_EQ(measured.param_bytes, planned.param_bytes);
+  const int ranks = comm.local_world_size();
+  EXPECT_EQ(measured.HostTotal(ranks, engine.SharesParams()),
+            planned.HostTotal(ranks, true));
+  EXPECT_EQ(planned.HostTotal(ranks, false) - planned.HostTotal(ranks, true),
+            static_cast<uint64_t>(ranks - 1) * planned.param_bytes);
+}
+
+// Trains, and returns the parameters that each rank has read before each step
+// and after the last. Without `on_hosts` all ranks share all memory.
+std::vector<std::vector<Values>> Train(const UnitTraining& training,
+                                       const std::vector<int>& begins,
+                                       bool helpers, bool on_hosts) {
+  const auto plan = PlanOf(training);
+  EXPECT_OK(plan);
+  std::vector<std::vector<Values>> read(static_cast<size_t>(begins.back()));
+  const auto body = [&](const std::shared_ptr<Communicator>& comm) {
+    auto made = CreateEngine(*plan, comm, training.engine);
+    ASSERT_OK(made);
+    Engine& engine = **made;
+    EXPECT_EQ(engine.SharesTensors(), !on_hosts);
+    EXPECT_TRUE(engine.SharesParams());
+    if (on_hosts) ExpectPlannedMemory(*comm, engine);
+    UnitTrainer trainer(training, &engine);
+    trainer.Fill();
+    auto& mine = read[static_cast<size_t>(comm->rank())];
+    for (int step = 1; step <= training.steps; ++step) {
+      mine.push_back(trainer.Read());
+      if (training.begin_step) ASSERT_OK(engine.BeginStep(training.step));
+      for (int pass = 1; pass <= training.passes; ++pass) {
+        trainer.Forward();
+        trainer.Backward(10 * step + pass, pass == training.passes);
+      }
+      StepReport report;
+      ASSERT_OK(trainer.Step(&report));
+      ASSERT_OK(engine.ZeroGrad());
+    }
+    mine.push_back(trainer.Read());
+    if (on_hosts) ExpectOneCopyPerHost(begins, comm.get(), engine);
+  };
+  if (on_hosts) {
+    RunOnHosts(begins, helpers, body);
+  } else {
+    RunThreadRanks(begins.back(), body, 30, "direct=1");
+  }
+  return read;
+}
+
+using Case = std::tuple<Form, std::vector<int>, bool>;
+
+class HostParamsTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(HostParamsTest, OneCopyPerHostHasTheBitsOfRanksThatShareMemory) {
+  const auto& [form, begins, helpers] = GetParam();
+  UnitTraining training = TrainingOf(form, begins.back());
+  const auto plan = PlanOf(training);
+  ASSERT_OK(plan);
+  EXPECT_TRUE(ShardsAsItsStage(**plan));
+  const auto read = Train(training, begins, helpers, /*on_hosts=*/true);
+  training.engine.overlap = false;
+  const auto expected = Train(training, begins, false, /*on_hosts=*/false);
+  for (size_t r = 0; r < read.size(); ++r) {
+    EXPECT_EQ(read[r], expected[0]) << "on rank " << r;
+  }
+}
+
+std::string NameOf(const ::testing::TestParamInfo<Case>& info) {
+  const auto& begins = std::get<1>(info.param);
+  std::string name = std::get<0>(info.param).name;
+  for (size_t h = 0; h + 1 < begins.size(); ++h) {
+    StrAppend(&name, h == 0 ? "_" : "", begins[h + 1] - begins[h]);
+  }
+  return name;
+}
+
+// Hosts of unequal numbers of ranks; and one host of all.
+INSTANTIATE_TEST_SUITE_P(
+    Mirrored, HostParamsTest,
+    ::testing::Combine(::testing::ValuesIn(kForms),
+                       ::testing::Values(std::vector<int>{0, 2, 3},
+                                         std::vector<int>{0, 1, 4},
+                                         std::vector<int>{0, 2}),
+                       ::testing::Values(false)),
+    NameOf);
+
+INSTANTIATE_TEST_SUITE_P(Tcp, HostParamsTest,
+                         ::testing::Combine(::testing::Values(kForms[1]),
+                                            ::testing::Values(std::vector<int>{
+                                                0, 2, 3}),
+                                            ::testing::Values(true)),
+                         NameOf);
+
+// The other rank of a host updates a part of what this one is about to read.
+TEST(HostParamsOrderTest, AStepComesAfterTheReadsOfAllRanksOfAHost) {
+  const std::vector<int> begins = {0, 2, 3};
+  const UnitTraining training =
+      TrainingOf({.device = "cpu-async?max_delay=0.0002&seed=13&host=async"},
+                 begins.back());
+  const auto plan = PlanOf(training);
+  ASSERT_OK(plan);
+  RunOnHosts(begins, false, [&](const std::shared_ptr<Communicator>& comm) {
+    const auto engine = CreateEngine(*plan, comm, training.engine);
+    ASSERT_OK(engine);
+    UnitTrainer trainer(training, engine->get());
+    trainer.Fill();
+    trainer.Forward();
+    trainer.Backward(1, true);
+    const auto tensor = (*engine)->Param(0);
+    ASSERT_OK(tensor);
+    const auto* const values = static_cast<const float*>(tensor->data);
+    std::vector<float> read;
+    (*engine)->host_stream().Call("read late", [&] {
+      // Time for a rank that does not wait.
+      if (comm->rank() == 1) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      }
+      read.assign(values, values + tensor->numel);
+      return Status();
+    });
+    StepReport report;
+    ASSERT_OK(trainer.Step(&report));
+    std::vector<float> initial(read.size());
+    for (size_t i = 0; i < initial.size(); ++i) {
+      initial[i] = InitialValue(0, static_cast<int64_t>(i));
+    }
+    EXPECT_EQ(read, initial) << "on rank " << comm->rank();
+    EXPECT_NE(trainer.Read()[0], initial);
+  });
+}
+
+// Parameters that are sharded are each rank's own.
+TEST(ShardedParamsTest, AreOfEachRank) {
+  const std::vector<int> begins = {0, 2, 3};
+  const UnitTraining training = TrainingOf({.stage = 3}, begins.back());
+  const auto plan = PlanOf(training);
+  ASSERT_OK(plan);
+  ASSERT_TRUE(ShardsAsItsStage(**plan));
+  RunOnHosts(begins, false, [&](const std::shared_ptr<Communicator>& comm) {
+    EXPECT_TRUE(comm->shares_host());
+    const auto engine = CreateEngine(*plan, comm, training.engine);
+    ASSERT_OK(engine);
+    EXPECT_FALSE((*engine)->SharesParams());
+    EXPECT_EQ((*engine)->Memory().HostTotal(2, false),
+              (*plan)->Memory(false).HostTotal(2, false));
+  });
+}
+
+}  // namespace
+}  // namespace shard::host_params_test
