@@ -61,9 +61,9 @@ typedef struct shard_engine_options {
    *              the host, whose `offload_threads` threads per rank (4 where it
    *              is not given, at most 256) step them. Default: none. All ranks
    *              offload, or none does.
-   *     ?collectives=nccl   Tensors move between ranks by NCCL; auto: by NCCL
-   *              where all ranks can use it. Default: staged, through memory of
-   *              the host. The same on every rank.
+   *     ?collectives=nccl   Tensors move between ranks by NCCL, which one rank
+   *              has to have, too; auto: by NCCL where all ranks can use it.
+   * Default: staged, through memory of the host. The same on every rank.
    *     ?step=one_kernel   With NCCL, a step is one launch where ranks reach
    *              each other's memory. Default: parts. The same on every rank.
    *   "cpu-async?max_delay=SECONDS&seed=N"
@@ -84,7 +84,8 @@ typedef struct shard_engine shard_engine;
  * stepped; RESOURCE_EXHAUSTED when there is not enough memory, or when no
  * checkpoint could hold the training state; BACKEND_UNAVAILABLE, naming all
  * libraries that were tried, when muon finds no CBLAS, or no cuBLAS on a GPU,
- * or saying what is missing, when there is no GPU or no driver for it. */
+ * or saying what is missing, when there is no GPU or no driver for it, or why
+ * collectives=nccl cannot be used. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_create(
     const shard_plan* plan, shard_comm* comm,
     const shard_engine_options* options, shard_engine** engine) SHARD_NOEXCEPT;
@@ -284,6 +285,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_device(
  * case. With NCCL `sums` has the sets of ranks over which gradients are added,
  * one after the other, with the order for each dtype of gradients:
  *   "sums": [{"ranks": 8, "f32": "library", "bf16": "ranks"}]
+ * and, where the ranks of such a set are on several hosts, the number of these,
+ * `"hosts": 2`.
  * `registered_bytes` is how much of the tensors' memory is registered with it,
  * and where nothing is, `not_registered` says why; `window_bytes` is how much
  * of that all ranks have in windows, and where an engine of several ranks is
@@ -381,12 +384,12 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_capture_end(
  * kind: with a norm where none was captured or without one, with another
  * ns_steps of muon, or where parameters have done more or fewer different
  * numbers of steps than then, as after a checkpoint was loaded.
- * Capture again then, or step without the graph. It is so, too, once, where a
- * graph was launched without this call, or twice after one, and that launch,
- * which stepped with old values, has run; shard_engine_step then says so, too.
- * DESYNC where a rank does
- * another thing, such as a step without the graph. COLLECTIVE, blocks, but not
- * for the launches of other ranks. */
+ * Capture again then, or step without the graph. FAILED_PRECONDITION also where
+ * a graph was launched without this call, or twice after one, and has run: it
+ * has stepped with old values. The next of this call and shard_engine_step says
+ * so, once for each rank that launched it. DESYNC where a rank does another
+ * thing, such as a step without the graph. COLLECTIVE, blocks, but not for the
+ * launches of other ranks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_before_replay(
     shard_engine* engine, const shard_step_options* options) SHARD_NOEXCEPT;
 

@@ -44,6 +44,7 @@ class ReplayMarks {
   // `words`: kWords, which outlive this.
   explicit ReplayMarks(uint32_t* words)
       : shared_(std::make_shared<Shared>(words)), owner_(::getpid()) {
+    for (size_t i = 0; i < kMarks; ++i) std::atomic_ref(words[i]).store(0);
     std::atomic_ref(words[kFound]).store(1);
   }
   ReplayMarks(ReplayMarks&&) = default;

@@ -35,6 +35,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/deadline.h"
@@ -157,6 +158,9 @@ class Stepper {
   // watched, and says that it will not come.
   void BeginReplay() {
     using Mark = ReplayMarks::Mark;
+    // One may have run since it was asked for; the launch to come would hide
+    // it.
+    strayed_ = latch_.marks().TakeStray() || strayed_;
     latch_.marks().Set();
     deps_.collectives->WatchReplay(latch_.marks().EventOf(Mark::kBegin),
                                    latch_.marks().EventOf(Mark::kEnd));
@@ -171,7 +175,10 @@ class Stepper {
   void FindReplay() { latch_.FindMark(deps_.compute); }
   // Returns whether the graph was launched without BeginReplay before, and
   // forgets it. Only launches that have run are known.
-  bool TakeStrayLaunch() const { return latch_.marks().TakeStray(); }
+  bool TakeStrayLaunch() {
+    const bool last = latch_.marks().TakeStray();
+    return std::exchange(strayed_, false) || last;
+  }
   // Enqueues the place in the graph where its collectives begin.
   void MarkBegin() {
     latch_.DownloadMark(ReplayMarks::Mark::kBegin, deps_.compute);
@@ -253,7 +260,8 @@ class Stepper {
   // The step on its way.
   bool begun_ = false;
   bool captures_ = false;
-  Event latched_;  // After it, kernels may read the block.
+  bool strayed_ = false;  // A launch before the last BeginReplay had no marks.
+  Event latched_;         // After it, kernels may read the block.
   Deadline latch_deadline_ = Deadline::After(0);
   Deadline meeting_deadline_ = Deadline::After(0);
   Event finished_;

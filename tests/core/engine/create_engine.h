@@ -61,7 +61,8 @@ inline std::string GpuInsteadOf(std::string_view device, int rank) {
 // Whether the tests are on the fake of NCCL in its short form, in which those
 // that go through many combinations try some.
 inline bool TriesFewOnNccl() {
-  return TestsAreOn("fake_nccl") && std::getenv("SHARD_TEST_LONG") == nullptr;
+  const char* const is_long = std::getenv("SHARD_TEST_LONG");
+  return TestsAreOn("fake_nccl") && (is_long == nullptr || *is_long == '\0');
 }
 
 // Returns the seconds of a test's short timeout. NCCL makes communicators

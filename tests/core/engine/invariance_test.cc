@@ -37,9 +37,9 @@ std::vector<std::vector<int64_t>> ShapesFor(const std::string& optimizer) {
   return {{33, 70}, {5}, {}, {0, 4}, {1029}, {2, 3, 4}, {1}};
 }
 
-// Whether ranks on GPUs reach the bits of processors, which multiply Muon's
-// matrices in another order.
-bool IsOnNccl(const Case& c) {
+// Whether ranks are on NCCL and reach the bits of processors, which multiply
+// Muon's matrices in another order.
+bool HasBitsOfProcessors(const Case& c) {
   return testing::TestsAreOn("fake_nccl") &&
          std::string(c.optimizer).substr(0, 4) != "muon";
 }
@@ -67,7 +67,7 @@ TEST_P(InvarianceTest, BitsDependOnNeitherWorldSizeNorPartition) {
     training.step.max_grad_norm = type == 0 ? 0 : 0.5;
     training.step.grad_norm_type = type;
     std::vector<std::vector<float>> first;
-    if (IsOnNccl(c)) {
+    if (HasBitsOfProcessors(c)) {
       Training plain = training;
       plain.on_processors = true;
       plain.plan.world_size = 2;
@@ -119,7 +119,7 @@ TEST_P(InvarianceTest, RanksApartHaveTheBitsOfSharedMemory) {
       training.plan.world_size = world_size;
       training.step.max_grad_norm = max_grad_norm;
       training.link = "direct=1";
-      training.on_processors = IsOnNccl(c);
+      training.on_processors = HasBitsOfProcessors(c);
       const auto shared = Train(training);
       ASSERT_FALSE(shared[0].empty());
       EXPECT_NE(shared[0][0], InitialValue(0, 0));

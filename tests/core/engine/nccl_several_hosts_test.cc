@@ -2,15 +2,16 @@
 //
 // Ranks on two hosts that train by NCCL, over the fakes of the driver and of
 // NCCL. Control data passes between real network helpers, and NCCL alone moves
-// tensors. Sums in the order of ranks have the bits of ranks on processors that
-// share memory, and a rank that is lost is named on all others.
+// the tensors of steps. Sums in the order of ranks have the bits of ranks on
+// processors that share memory, and a rank that is lost is named on all others.
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <ostream>
 #include <span>
 #include <string>
 #include <thread>
@@ -20,6 +21,7 @@
 #include "core/engine/engine.h"
 #include "core/observe/event.h"
 #include "core/observe/observer.h"
+#include "tests/core/base/comes_true.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/comm/tcp_hosts.h"
 #include "tests/core/engine/nccl_calls.h"
@@ -159,12 +161,19 @@ TEST(NcclLostHostTest, TheRankIsNamedOnAllOthers) {
       SCOPED_TRACE(StrCat(form.Text(), ": rank ", lost, " is lost"));
       const FakeNccl fake(Gpus(form));
       const auto plan = MakePlan(form);
+      std::atomic<int> stepped{0};
       RunOnTwoHosts([&](const std::shared_ptr<Communicator>& comm) {
+        SCOPED_TRACE(StrCat("rank ", comm->rank()));
         RankTraining rank(form, plan, comm, kTimeout);
         EXPECT_OK(rank.Create());
         EXPECT_OK(rank.Fill());
         EXPECT_OK(rank.Step(1));
-        if (comm->rank() == lost) return false;
+        ++stepped;
+        if (comm->rank() == lost) {
+          // The others may still be in their step.
+          EXPECT_TRUE(testing::ComesTrue([&] { return stepped == kRanks; }));
+          return false;
+        }
         Status status;
         for (int step = 2; status.ok(); ++step) status = rank.Step(step);
         ExpectError(status, StatusCode::kRankLost, {StrCat("rank ", lost)});

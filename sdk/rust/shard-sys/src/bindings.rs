@@ -938,9 +938,9 @@ pub struct shard_engine_options {
     ///              the host, whose `offload_threads` threads per rank (4 where it
     ///              is not given, at most 256) step them. Default: none. All ranks
     ///              offload, or none does.
-    ///     ?collectives=nccl   Tensors move between ranks by NCCL; auto: by NCCL
-    ///              where all ranks can use it. Default: staged, through memory of
-    ///              the host. The same on every rank.
+    ///     ?collectives=nccl   Tensors move between ranks by NCCL, which one rank
+    ///              has to have, too; auto: by NCCL where all ranks can use it.
+    /// Default: staged, through memory of the host. The same on every rank.
     ///     ?step=one_kernel   With NCCL, a step is one launch where ranks reach
     ///              each other's memory. Default: parts. The same on every rank.
     ///   "cpu-async?max_delay=SECONDS&seed=N"
@@ -967,7 +967,8 @@ extern "C" {
     /// stepped; RESOURCE_EXHAUSTED when there is not enough memory, or when no
     /// checkpoint could hold the training state; BACKEND_UNAVAILABLE, naming all
     /// libraries that were tried, when muon finds no CBLAS, or no cuBLAS on a GPU,
-    /// or saying what is missing, when there is no GPU or no driver for it.
+    /// or saying what is missing, when there is no GPU or no driver for it, or why
+    /// collectives=nccl cannot be used.
     #[must_use]
     pub fn shard_engine_create(plan: *const shard_plan, comm: *mut shard_comm, options: *const shard_engine_options, engine: *mut *mut shard_engine) -> *mut shard_error;
 }
@@ -1202,6 +1203,8 @@ extern "C" {
     /// case. With NCCL `sums` has the sets of ranks over which gradients are added,
     /// one after the other, with the order for each dtype of gradients:
     ///   "sums": [{"ranks": 8, "f32": "library", "bf16": "ranks"}]
+    /// and, where the ranks of such a set are on several hosts, the number of these,
+    /// `"hosts": 2`.
     /// `registered_bytes` is how much of the tensors' memory is registered with it,
     /// and where nothing is, `not_registered` says why; `window_bytes` is how much
     /// of that all ranks have in windows, and where an engine of several ranks is
@@ -1310,12 +1313,12 @@ extern "C" {
     /// kind: with a norm where none was captured or without one, with another
     /// ns_steps of muon, or where parameters have done more or fewer different
     /// numbers of steps than then, as after a checkpoint was loaded.
-    /// Capture again then, or step without the graph. It is so, too, once, where a
-    /// graph was launched without this call, or twice after one, and that launch,
-    /// which stepped with old values, has run; shard_engine_step then says so, too.
-    /// DESYNC where a rank does
-    /// another thing, such as a step without the graph. COLLECTIVE, blocks, but not
-    /// for the launches of other ranks.
+    /// Capture again then, or step without the graph. FAILED_PRECONDITION also where
+    /// a graph was launched without this call, or twice after one, and has run: it
+    /// has stepped with old values. The next of this call and shard_engine_step says
+    /// so, once for each rank that launched it. DESYNC where a rank does another
+    /// thing, such as a step without the graph. COLLECTIVE, blocks, but not for the
+    /// launches of other ranks.
     #[must_use]
     pub fn shard_engine_before_replay(engine: *mut shard_engine, options: *const shard_step_options) -> *mut shard_error;
 }
