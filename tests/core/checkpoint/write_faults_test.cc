@@ -46,6 +46,8 @@ struct Replacement {
   std::function<Found(const std::string& folder)> read;
   // The environment below the injected faults.
   FileEnv* env = NoSyncEnv::Get();
+  // Whether it deletes what is old at its end, whose errors are none.
+  bool cleans = false;
 };
 
 // A file system without the flags of renameat2, such as NFS. Calls `watch`
@@ -111,7 +113,8 @@ Replacement OfGeneration(const char* name, int64_t step, bool retain) {
     (void)RetainCheckpoints(*opened, {.keep_last = 1}).ok();
     return Status();
   };
-  return {name, PrepareGenerations, replace, ReadGenerations};
+  return {name,  PrepareGenerations, replace, ReadGenerations, NoSyncEnv::Get(),
+          retain};
 }
 
 // --- Checkpoints and files made from others --------------------------------
@@ -214,6 +217,11 @@ class WriteFaultsTest : public ::testing::TestWithParam<Replacement> {
   // fails, or with `for_good` that call and all after it.
   void Run(int error, bool for_good);
 
+  // Returns what a reader finds after the replacement without a fault.
+  static Found Replaced();
+  // A fault that is no error has left all of it done.
+  static void ExpectReplaced(const Found& after, const Found& replaced);
+
   static std::set<std::string> WithoutTemporary(std::set<std::string> names) {
     std::erase_if(names, [](const std::string& name) {
       return name.find(".tmp-") != std::string::npos;
@@ -226,8 +234,33 @@ INSTANTIATE_TEST_SUITE_P(Of, WriteFaultsTest,
                          ::testing::ValuesIn(AllReplacements()),
                          [](const auto& info) { return info.param.name; });
 
+Found WriteFaultsTest::Replaced() {
+  const Replacement& what = GetParam();
+  const TempFolder parent(kMemoryFolder);
+  const std::string folder = parent / "root";
+  EXPECT_TRUE(std::filesystem::create_directory(folder));
+  EXPECT_OK(what.prepare(what.env, folder));
+  EXPECT_OK(what.replace(what.env, folder));
+  return what.read(folder);
+}
+
+void WriteFaultsTest::ExpectReplaced(const Found& after,
+                                     const Found& replaced) {
+  if (!GetParam().cleans) {
+    EXPECT_EQ(after, replaced);
+    return;
+  }
+  // Beside it may be what is old.
+  for (const auto& [name, contents] : replaced) {
+    const auto found = after.find(name);
+    ASSERT_NE(found, after.end()) << name;
+    EXPECT_EQ(found->second, contents) << name;
+  }
+}
+
 void WriteFaultsTest::Run(int error, bool for_good) {
   const Replacement& what = GetParam();
+  const Found replaced = Replaced();
   int failed = 0;
   int not_undone = 0;
   bool done = false;
@@ -249,9 +282,10 @@ void WriteFaultsTest::Run(int error, bool for_good) {
     EXPECT_EQ(env.open_descriptors(), 0);
     EXPECT_EQ(env.wrong_closes(), 0);
     const Found after = what.read(folder);
-    if (done) {
-      EXPECT_OK(status);
-    } else if (!status.ok()) {
+    if (done) EXPECT_OK(status);
+    if (status.ok()) {
+      ExpectReplaced(after, replaced);
+    } else {
       ++failed;
       ExpectError(status, ErrnoStatus("", error).code(), {folder});
       if (after != before) {
