@@ -205,8 +205,11 @@ TEST_P(UpdateTensorsTest, ParametersDoTheStepOfTheirRow) {
 // Zeros make 0 / 0 where eps is 0, of parameters alone.
 TEST_P(UpdateTensorsTest, PaddingIsNotInTheSums) {
   FormulaCase formula = GetParam();
-  for (double& hyper : formula.hypers) {
-    if (hyper == 1e-6) hyper = 0;
+  if (formula.formula == Formula::kLamb) {
+    formula.hypers[Lamb::kEps] = 0;
+  } else {
+    ASSERT_EQ(formula.formula, Formula::kAdafactor);
+    formula.hypers[Adafactor::kEps1] = formula.hypers[Adafactor::kEps2] = 0;
   }
   const Block latched(formula, 1);
   Step(latched.block, Range(formula, {}, Aligned(), 1, 5));
