@@ -56,6 +56,24 @@ class Gate {
   bool open_ = false;
 };
 
+// Tells that a rank has given up, or that its body has ended: a rank that fails
+// early would leave those that wait for it where they are.
+class AtEnd {
+ public:
+  explicit AtEnd(std::function<void()> tell) : tell_(std::move(tell)) {}
+  ~AtEnd() { Tell(); }
+  AtEnd(const AtEnd&) = delete;
+  AtEnd& operator=(const AtEnd&) = delete;
+
+  // Tells it now.
+  void Tell() {
+    if (tell_) std::exchange(tell_, nullptr)();
+  }
+
+ private:
+  std::function<void()> tell_;
+};
+
 using Call = std::function<Status(Engine*, const std::string& root)>;
 
 Status SaveTo(Engine* engine, const std::string& root, bool async) {
@@ -134,6 +152,9 @@ void RunHang(const Hang& hang) {
   std::atomic<int> waiting{kRanks - 1};
   const auto run = [&](int rank) {
     SCOPED_TRACE(StrCat(hang.name, ", rank ", rank));
+    AtEnd gives_up([&, rank] {
+      if (rank != kHung && --waiting == 0) gate.Open();
+    });
     CommOptions options;
     options.rank = rank;
     options.world_size = kRanks;
@@ -157,7 +178,7 @@ void RunHang(const Hang& hang) {
     const std::chrono::duration<double> took =
         std::chrono::steady_clock::now() - begun;
     if (rank == kHung) return;
-    if (--waiting == 0) gate.Open();
+    gives_up.Tell();
     EXPECT_TRUE(status.code() == StatusCode::kDeadlineExceeded ||
                 status.code() == StatusCode::kPoisoned)
         << status.ToString();
@@ -317,6 +338,7 @@ TEST(HungRankTest, ARankThatGivesUpTellsTheOthers) {
     std::atomic<bool> late{false};
     const auto run = [&](int rank) {
       SCOPED_TRACE(StrCat("rank ", rank));
+      AtEnd tells([&, rank] { (rank == 0 ? gate : told).Open(); });
       CommOptions options;
       options.rank = rank;
       options.world_size = 2;
@@ -337,12 +359,12 @@ TEST(HungRankTest, ARankThatGivesUpTellsTheOthers) {
       if (rank == 0) {
         EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded)
             << status.ToString();
-        gate.Open();
+        tells.Tell();
         // Rank 0 stays, so that rank 1's error cannot be that rank 0 left.
         told.Wait();
         return;
       }
-      told.Open();
+      tells.Tell();
       ExpectError(status, StatusCode::kPoisoned,
                   {"rank 0 aborted the group", "DEADLINE_EXCEEDED"});
       EXPECT_EQ(status.rank(), 0);
