@@ -181,9 +181,11 @@ TEST_P(StagedTest, ReduceScattersSizesAroundAChunk) {
 
 TEST_P(StagedTest, ReduceScattersBlocksByGroups) {
   Run([](Pair* pair) {
+    int grouped = 0;
     for (const RankSet& set : EverySet(*pair->cpu.comm())) {
       for (int groups = 2; groups <= set.count; ++groups) {
         if (set.count % groups != 0) continue;
+        ++grouped;
         for (const size_t count : {77, 1001}) {
           for (const bool in_place : {false, true}) {
             CheckReduceScatter(
@@ -193,6 +195,8 @@ TEST_P(StagedTest, ReduceScattersBlocksByGroups) {
         }
       }
     }
+    // A rank that is alone has one block. The set of all others has groups.
+    EXPECT_EQ(grouped > 0, pair->cpu.world_size() > 1);
   });
 }
 

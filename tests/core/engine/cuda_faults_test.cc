@@ -313,9 +313,14 @@ class CudaFaultTest : public ::testing::Test {
   void TearDown() override { Reset(); }
 };
 
-// Trains with each fault of each entry point, or with `most` of it.
+// Trains with each fault of each entry point, or with `most` of it. A training
+// with Muon calls cuBLAS, and no other does.
 void TrainWithEveryFault(const Form& form, uint64_t most) {
   const Trainings trainings(form);
+  const bool has_muon = form.optimizer.starts_with("muon");
+  for (const char* const call : {"cublasLtCreate", "cublasLtMatmul"}) {
+    EXPECT_EQ(trainings.counters().Calls(call) > 0, has_muon) << call;
+  }
   int runs = 0;
   int failed = 0;
   for (const auto& [symbol, calls] : trainings.counters().calls) {

@@ -60,23 +60,23 @@ TEST(TypesTest, HaveNamesAndSizes) {
   static_assert(shard::dtype_of<const std::int64_t> == DType::i64);
 }
 
-TEST(TypesTest, MisuseDoesNotCompile) {
-  static_assert(!std::is_convertible_v<UnitId, ParamId>);
-  static_assert(!std::is_convertible_v<int, ParamId>);
-  static_assert(!std::is_convertible_v<std::nullptr_t, shard::Text>);
-  static_assert(!std::is_copy_constructible_v<Comm>);
-  static_assert(!std::is_copy_constructible_v<Model>);
-  static_assert(!std::is_copy_constructible_v<Plan>);
-  static_assert(!std::is_copy_constructible_v<Engine>);
-  static_assert(!std::is_copy_constructible_v<Unit>);
-  static_assert(!std::is_copy_constructible_v<shard::FullParams>);
-  static_assert(!std::is_copy_constructible_v<shard::Checkpoint>);
-  static_assert(!std::is_copy_constructible_v<shard::Save>);
-  static_assert(!std::is_copy_constructible_v<shard::StateDict>);
-  static_assert(std::is_nothrow_move_constructible_v<Engine>);
-  static_assert(std::is_nothrow_move_assignable_v<Unit>);
-  static_assert(std::is_nothrow_destructible_v<shard::FullParams>);
-}
+// ---- Misuse does not compile ----
+
+static_assert(!std::is_convertible_v<UnitId, ParamId>);
+static_assert(!std::is_convertible_v<int, ParamId>);
+static_assert(!std::is_convertible_v<std::nullptr_t, shard::Text>);
+static_assert(!std::is_copy_constructible_v<Comm>);
+static_assert(!std::is_copy_constructible_v<Model>);
+static_assert(!std::is_copy_constructible_v<Plan>);
+static_assert(!std::is_copy_constructible_v<Engine>);
+static_assert(!std::is_copy_constructible_v<Unit>);
+static_assert(!std::is_copy_constructible_v<shard::FullParams>);
+static_assert(!std::is_copy_constructible_v<shard::Checkpoint>);
+static_assert(!std::is_copy_constructible_v<shard::Save>);
+static_assert(!std::is_copy_constructible_v<shard::StateDict>);
+static_assert(std::is_nothrow_move_constructible_v<Engine>);
+static_assert(std::is_nothrow_move_assignable_v<Unit>);
+static_assert(std::is_nothrow_destructible_v<shard::FullParams>);
 
 TEST(TypesTest, AShapeHasAtMostEightDimensions) {
   const shard::Shape shape{2, 3};
