@@ -61,7 +61,7 @@ TEST_P(WorldSizesTest, LoadsIntoEveryOther) {
     if (TriesFewOnNccl() && m != 1 && m != 2 && m != 4) continue;
     others.push_back({m});
   }
-  others.push_back({4, 2});
+  if (!kSanitized || n % 3 == 1) others.push_back({4, 2});
   for (const Ranks& other : others) {
     WholeState loaded;
     LoadWorld(TrainingOf(other, n + 2 * other.count), folder.path(), &loaded,
