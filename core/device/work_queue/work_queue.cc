@@ -74,6 +74,10 @@ struct WorkQueue::State {
   uint64_t pushed = 0;
   uint64_t completed = 0;
   std::string at;  // The work that is running.
+  // The first error that was found. It is that of the queue before on_error
+  // tells others of it, who may fail the queue in turn.
+  Status found;
+  // The same, for events, once on_error has returned.
   Status error;
   uint64_t failed_at = 0;  // The number of the work that failed.
 
@@ -95,9 +99,11 @@ struct WorkQueue::State {
     return completed >= number ? StatusAt(number) : waiter->cancelled;
   }
 
-  void Fail(const Status& status, uint64_t number) {
+  // Makes the first error that of events from a number on. REQUIRES: Report
+  // has returned.
+  void Fail(uint64_t number) {
     if (!error.ok()) return;
-    error = status;
+    error = found;
     failed_at = number;
   }
 
@@ -112,8 +118,9 @@ struct WorkQueue::State {
 
   void Run();
 
-  // Calls the handler of errors, unless it was called. REQUIRES: no lock;
-  // nothing was completed with the error.
+  // Keeps an error, unless another one was found before, and calls the handler
+  // with the first one, unless it was called. REQUIRES: no lock; nothing was
+  // completed with the error.
   void Report(const Status& failed) noexcept;
 
  private:
@@ -198,7 +205,7 @@ WorkQueue::~WorkQueue() {
   }
   {
     const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
-    if (drops) state_->Fail(state_->cancelled, state_->completed + 1);
+    if (drops) state_->Fail(state_->completed + 1);
     state_->completed = state_->pushed;
   }
   state_->advanced.notify_all();
@@ -215,7 +222,7 @@ WorkQueue::Turn WorkQueue::turn() const {
 void WorkQueue::Fail(const Status& status) {
   state_->Report(status);
   const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
-  state_->Fail(status, state_->completed + 1);
+  state_->Fail(state_->completed + 1);
 }
 
 bool WorkQueue::IsStopping() const {
@@ -290,7 +297,7 @@ void WorkQueue::State::Run() {
     lock.lock();
     at.clear();
     ++completed;
-    if (!status.ok()) Fail(status, completed);
+    if (!status.ok()) Fail(completed);
     // Without the lock, which those that wait take.
     lock.unlock();
     advanced.notify_all();
@@ -308,10 +315,16 @@ void WorkQueue::State::Pause(std::unique_lock<std::mutex>* lock,
 }
 
 void WorkQueue::State::Report(const Status& failed) noexcept {
+  Status first;
+  {
+    const std::lock_guard<std::mutex> lock(monitor->mutex);
+    if (found.ok()) found = failed;
+    first = found;
+  }
   const std::lock_guard<std::mutex> lock(report_mutex);
   if (std::exchange(reported, true) || !on_error) return;
   try {
-    on_error(failed);
+    on_error(first);
   } catch (...) {  // NOLINT: the stream fails all the same
   }
 }

@@ -5,8 +5,9 @@
 //
 // Work is numbered from 1 in the order of pushing, and `completed` is the
 // number of the last one done. So an event is a queue and a number, and
-// recording an event enqueues nothing. The first error stays: work after it is
-// dropped but still counted, and events from its number on have the error.
+// recording an event enqueues nothing. The first error stays, from when it is
+// found, before the handler of errors tells others: work after it is dropped
+// but still counted, and events from its number on have the error.
 //
 // All queues of a device share one Monitor, so that a queue which waits for the
 // event of another queue is also woken by its own destructor. A piece of work

@@ -2,6 +2,8 @@
 
 #include "core/engine/step/engine_runtime.h"
 
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +13,28 @@
 #include "core/engine/transfer/plan_sets.h"
 
 namespace shard {
+
+namespace {
+
+// The first error that one of this rank's own streams has met.
+class OwnError {
+ public:
+  void Keep(const Status& error) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (error_.ok()) error_ = error;
+  }
+  // Returns the error; where there is none, another one.
+  Status Or(const Status& other) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return error_.ok() ? other : error_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  Status error_;  // GUARDED_BY(mutex_)
+};
+
+}  // namespace
 
 StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
     std::shared_ptr<const Plan> plan, Communicator* comm, Device* device,
@@ -175,12 +199,17 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
                               const Options& options) {
   host_ = options.host;
   // A stream that fails drops work for which the other ranks wait. It fails on
-  // a thread that holds what the watchdog of NCCL waits for.
+  // a thread that holds what the watchdog of NCCL waits for. That sees the end
+  // of the group, and may come to this rank's other streams before the error
+  // does, which is theirs all the same.
+  const auto own = std::make_shared<OwnError>();
   const auto create =
       [&](StreamKind kind) -> StatusOr<std::unique_ptr<Stream>> {
     SHARD_ASSIGN_OR_RETURN(auto stream, device->CreateStream(kind));
-    stream->OnError(
-        [comm](const Status& error) { comm->AbortUnlogged(error); });
+    stream->OnError([comm, own](const Status& error) {
+      own->Keep(error);
+      comm->AbortUnlogged(error);
+    });
     return stream;
   };
   SHARD_ASSIGN_OR_RETURN(compute_, create(StreamKind::kCompute));
@@ -239,7 +268,9 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   on_failure_ = collectives_->OnFailure(
       [streams = std::vector<Stream*>{compute_.get(), moving_.get(),
                                       &queue_->stream()},
-       updates = updates_.get(), peers = peers_.get()](const Status& error) {
+       updates = updates_.get(), peers = peers_.get(),
+       own](const Status& found) {
+        const Status error = own->Or(found);
         for (Stream* const stream : streams) stream->Fail(error);
         if (updates != nullptr) updates->Fail(error);
         // Work that then ends is not taken for a step that has been made.

@@ -244,6 +244,29 @@ TEST(WorkerTest, DroppedWorkBehindWorkThatRunsIsReported) {
   if (!ran) ExpectError(reported[0], StatusCode::kCancelled, {"destroyed"});
 }
 
+// The handler tells others, who fail the stream before the work is completed,
+// as the others of a group do that has ended.
+TEST(WorkerTest, TheErrorThatIsReportedIsThatOfTheEvents) {
+  const auto stream = Communication(Open("cpu"));
+  std::vector<Status> reported;
+  std::thread other;
+  stream->OnError([&](const Status& status) {
+    reported.push_back(status);
+    other = std::thread([&] { stream->Fail(Cancelled("by others")); });
+  });
+  std::shared_ptr<int> held(new int(0), [&other](const int* it) {
+    other.join();
+    delete it;
+  });
+  stream->Call("break",
+               [held = std::move(held)] { return Internal("broken"); });
+  ExpectError(stream->Record().Synchronize(Soon()), StatusCode::kInternal,
+              {"broken"});
+  ExpectError(stream->status(), StatusCode::kInternal, {"broken"});
+  ASSERT_EQ(reported.size(), 1u);
+  EXPECT_EQ(reported[0].code(), StatusCode::kInternal);
+}
+
 TEST(WorkerTest, AHandlerThatThrowsChangesNothing) {
   const auto stream = Communication(Open("cpu"));
   stream->OnError([](const Status&) { throw std::bad_alloc(); });

@@ -29,8 +29,6 @@ FAKE_NCCL = {
         "*StagesTest.*": "runs on fake_nccl_ring",
         "*StreamOrderTest.*": None,
         "*StepModelTest.*": None,
-        "*EarlyStepTest.ALaterErrorIsThatOfTheNextCall/*": "its code may be the group's",
-        "*EarlyStepTest.ALaterErrorReaches*": "its code may be the group's",
         "EarlyMeetingTest.AWrongCallOf*": "has a norm that the communicator gathers",
         "EarlyMeetingTest.OneRankWithStreams*": "one rank is on a processor",
         "GatherAheadTest.*": "counts the calls of an Exchange",
