@@ -34,6 +34,8 @@ void DescribeDevice(const Device& device, const DeviceChoice& choice,
   sink->Add("", "kind of device", is_cpu ? "cpu" : "cuda");
   sink->Add("", "device reaches shared memory",
             device.ReachesSharedMemory() ? "yes" : "no");
+  sink->Add("", "device has memory of the host",
+            device.IsHostMemory() ? "yes" : "no");
   sink->Add("", "offload of optimizer states",
             device.offload() == nullptr ? "no" : "yes");
   sink->Add("", "collectives", TransportName(choice.transport));

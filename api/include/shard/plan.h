@@ -184,7 +184,9 @@ typedef struct shard_placement {
    * that are not sharded, on "cpu", and no other tensors. */
   int32_t ranks_per_host;
   /* 1: ranks of one host share no memory either, as with direct=0 in a
-   * communicator's URL. */
+   * communicator's URL. Ranks that met by tcp:// and are all on one host share
+   * their parameters alone: memory is as with 1, but with parameters that are
+   * not sharded once. */
   int32_t separate_memory;
   /* As in shard_engine_options. Default "cpu". */
   const char* device;

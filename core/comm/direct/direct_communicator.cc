@@ -175,7 +175,9 @@ StatusOr<std::shared_ptr<SymmetricBuffer>> DirectCommunicator::MakeRegions(
       ShareBegin(pages, index + 1, ranks) * kSymmetricAlignment -
       request.commit_begin;
   Status local;
-  if (rank() == 0) local = regions_->Create(request);
+  if (rank() == 0 || (request.of_host && index == 0)) {
+    local = regions_->Create(request);
+  }
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(this, StrCat(what, ": memory created"), local, deadline));
 

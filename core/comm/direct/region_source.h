@@ -4,7 +4,7 @@
 // allocation, called by DirectCommunicator in this order; between them the
 // ranks agree that all succeeded, so no step waits for a rank that gave up:
 //
-//   Create    rank 0 makes the memory
+//   Create    rank 0 makes the memory; that of a host its first rank
 //   Exchange  rank 0 gives it away, the others receive it
 //   Take      every rank maps it, and commits its share of the pages if the
 //             source can, so that a lack of shared memory is an error here and

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/base/deadline.h"
+#include "core/base/host_memory.h"
 #include "core/base/mapping.h"
 #include "core/base/status.h"
 #include "core/comm/direct/region_source.h"
@@ -43,7 +44,10 @@ class HelperRegions final : public direct::RegionSource {
       : HelperRegions(std::move(keeper), "", "") {}
 
   // The helper makes memory when the first rank of its host asks for it.
-  Status Create(const direct::RegionRequest&) override { return Status(); }
+  Status Create(const direct::RegionRequest& request) override {
+    return request.of_host ? CheckHostMemory(request.bytes, kShardFurther)
+                           : Status();
+  }
   Status Exchange(const direct::RegionRequest& request,
                   const direct::Group& group,
                   const Deadline& deadline) override;

@@ -332,7 +332,7 @@ StatusOr<Mapping> HelperConnection::RequestRegion(std::string_view key,
                              " are possible");
     }
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   WireRegionRequest request = MakePacket<WireRegionRequest>();
   request.number = ++last_number_;
   request.bytes = bytes;
@@ -363,6 +363,8 @@ StatusOr<Mapping> HelperConnection::RequestRegion(std::string_view key,
       if (packet->fds.size() != 1 || region->bytes != bytes) {
         return Internal(kWrongPacket);
       }
+      // To take pages may last, and others may ask meanwhile.
+      lock.unlock();
       return shm::MapMemory(packet->fds[0].get(), bytes, commit.begin,
                             commit.bytes);
     } else {
@@ -373,6 +375,8 @@ StatusOr<Mapping> HelperConnection::RequestRegion(std::string_view key,
 
 Status HelperConnection::ReleaseRegion(std::string_view key,
                                        const Deadline& deadline) {
+  // A child of fork has no part in what its parent has.
+  if (::getpid() != owner_) return Status();
   Release release = MakePacket<Release>();
   release.key.Set(key);
   const std::lock_guard<std::mutex> lock(mutex_);

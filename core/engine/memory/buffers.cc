@@ -20,8 +20,10 @@ unsigned char* BytesOf(const DeviceMemory& memory) {
 
 }  // namespace
 
-bool SharesParams(const Communicator& comm, const Plan& plan) {
-  return comm.direct() || (comm.shares_host() && !plan.shards_params());
+bool SharesParams(const Communicator& comm, const Device& device,
+                  const Plan& plan) {
+  return comm.direct() ||
+         (comm.shares_host() && device.IsHostMemory() && !plan.shards_params());
 }
 
 Status WithNeededMemory(const Status& status, const Plan& plan,
@@ -76,7 +78,7 @@ StatusOr<EngineMemory> EngineMemory::Allocate(const Plan& plan,
   const MemorySizes sizes = LayOutMemory(plan, memory.shared_, memory.stepper_);
   memory.staging_layout_ = StagingOf(plan, memory.shared_, device->offload());
   memory.offloads_states_ = device->offload() != nullptr;
-  memory.shares_params_ = SharesParams(*comm, plan);
+  memory.shares_params_ = SharesParams(*comm, *device, plan);
   memory.local_rank_ = comm->local_rank();
   memory.local_ranks_ = comm->local_world_size();
   // One rank on an accelerator has its tensors there.

@@ -78,7 +78,8 @@ constexpr Processor ProcessorOf(DeviceId::Kind kind) {
 
 // Returns whether the ranks of a host have one copy of the parameters. `comm`:
 // the engine's.
-bool SharesParams(const Communicator& comm, const Plan& plan);
+bool SharesParams(const Communicator& comm, const Device& device,
+                  const Plan& plan);
 
 // Returns an error of `device`, for an engine of `plan` on `comm`, that some
 // memory was refused: with what the plan needs of the device's own in all.

@@ -19,6 +19,8 @@ namespace {
 
 constexpr const char* kPhase = "broadcast parameters";
 constexpr int64_t kPiece = 1 << 20;  // Bytes.
+// Of a broadcast to hosts, whose rounds follow each other without a wait.
+constexpr size_t kHostPiece = 16 << 20;
 
 }  // namespace
 
@@ -166,7 +168,7 @@ Status InitialParams::BroadcastValues(const EngineRuntime& runtime,
 
 Status InitialParams::BroadcastToHosts(const EngineRuntime& runtime,
                                        const Deadline& deadline) {
-  const auto piece = device_->AllocateHost(kPiece, "a piece of parameters");
+  const auto piece = device_->AllocateHost(kHostPiece, "a piece of parameters");
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, kPhase, piece.status(), deadline));
   const StreamGuard guard(&runtime.compute());
   // Rank 0 has the values, and is the first one on its host. Ranks that are not
@@ -175,11 +177,11 @@ Status InitialParams::BroadcastToHosts(const EngineRuntime& runtime,
   for (const EngineBuffer& buffer : runtime.memory().buffers()) {
     const size_t bytes =
         DTypeBytes(buffer.plan->dtype, buffer.plan->layout.padded_numel());
-    for (size_t at = 0; at < bytes; at += kPiece) {
+    for (size_t at = 0; at < bytes; at += kHostPiece) {
       void* const data = is_first ? static_cast<void*>(buffer.params + at)
                                   : static_cast<void*>(piece->data());
       runtime.collectives().Broadcast(kPhase, 0, data,
-                                      std::min<size_t>(kPiece, bytes - at),
+                                      std::min(kHostPiece, bytes - at),
                                       &runtime.compute());
     }
   }

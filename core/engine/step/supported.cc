@@ -53,7 +53,7 @@ RankPlacement PlacementOf(const Communicator& comm, const Device& device,
                           Transport transport, bool allow_missing,
                           bool one_kernel) {
   return {.shares_tensors = SharesTensors(comm, device),
-          .shares_host = comm.shares_host() && ReachesRanks(comm, device),
+          .shares_host = comm.shares_host() && device.IsHostMemory(),
           .device = device.name(),
           .has_device_memory = device.id().kind != DeviceId::Kind::kCpu,
           .has_staging = !device.IsHostMemory(),

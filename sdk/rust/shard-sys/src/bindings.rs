@@ -685,7 +685,9 @@ pub struct shard_placement {
     /// that are not sharded, on "cpu", and no other tensors.
     pub ranks_per_host: i32,
     /// 1: ranks of one host share no memory either, as with direct=0 in a
-    /// communicator's URL.
+    /// communicator's URL. Ranks that met by tcp:// and are all on one host share
+    /// their parameters alone: memory is as with 1, but with parameters that are
+    /// not sharded once.
     pub separate_memory: i32,
     /// As in shard_engine_options. Default "cpu".
     pub device: *const c_char,

@@ -320,14 +320,24 @@ TEST(InvisibleTest, TheHelperEndsWithItsLastRank) {
         EXPECT_TRUE(EndsSoon(process)) << way;
         return;
       }
-      // A child has the connection as well, and closes its own alone.
+      // A child has the connection as well, and closes its own alone. It does
+      // not release what its parent has.
+      const auto region = (*met)->RequestRegion("a", {}, 4096, Soon());
+      ASSERT_OK(region);
+      region->data()[0] = std::byte{7};
       const pid_t child = ::fork();
       if (child == 0) {
+        const Status released = (*met)->ReleaseRegion("a", Soon());
         met->reset();
-        ::_exit(0);
+        ::_exit(released.ok() ? 0 : 1);
       }
-      ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+      int status = 0;
+      ASSERT_EQ(::waitpid(child, &status, 0), child);
+      EXPECT_EQ(status, 0);
       EXPECT_FALSE((*met)->HelperIsGone()) << way;
+      const auto again = (*met)->RequestRegion("a", {}, 4096, Soon());
+      ASSERT_OK(again);
+      EXPECT_EQ(again->data()[0], std::byte{7}) << way;
       const pid_t sleeper = ::fork();
       if (sleeper == 0) {
         ::poll(nullptr, 0, 20000);
