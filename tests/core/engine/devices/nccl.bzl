@@ -114,7 +114,7 @@ FAKE_NCCL_LONG = {
         "*ReplanTest.NewGroups*/*_groups",
         "*ReplanTest.NewGroups*/stage2",
         "*ReplanTest.NewGroups*/stage3",
-        "*SummonTest.*/apart_stage3_groups",
+        "*SummonTest.*/apart_stage2_groups",
         "*SummonTest.*/stage1",
         "*SummonTest.ErrorsAre*/*_groups",
         "*SummonTest.NothingElse*/*_groups",
