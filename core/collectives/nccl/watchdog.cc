@@ -144,8 +144,15 @@ StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(
 Status Watchdog::Announce(const Announcement& mine, const Deadline& deadline) {
   ++announced_;
   uint64_t different = kNone;
-  SHARD_RETURN_IF_ERROR(
-      shared_->notices->Post(&mine, CompareCalls(&different), deadline));
+  const Status posted =
+      shared_->notices->Post(&mine, CompareCalls(&different), deadline);
+  // The watches tell the error that has ended the family as it is, and this is
+  // the same one.
+  const Status first = posted.code() == StatusCode::kPoisoned
+                           ? shared_->notices->failure()
+                           : Status();
+  SHARD_RETURN_IF_ERROR(first);
+  SHARD_RETURN_IF_ERROR(posted);
   if (different == kNone) return Status();
   const Status differs = FindDifferent(different, deadline);
   Report(differs);

@@ -83,7 +83,8 @@ bool StreamCore::Settle(const Deadline& deadline) noexcept {
   // One failed call does not say that the work goes on, but an abandoned
   // context stays so: the second try decides.
   const Deadline end = EndDeadline(deadline);
-  if (HasEnded(end) || HasEnded(end)) return true;
+  if (HasEnded(end)) return true;
+  if (!context_->is_abandoned() && HasEnded(end)) return true;
   context_->Abandon();
   return false;
 }
@@ -91,7 +92,10 @@ bool StreamCore::Settle(const Deadline& deadline) noexcept {
 bool StreamCore::HasEnded(const Deadline& deadline) noexcept {
   const Context::Current current(*context_);
   try {
-    const StatusOr<bool> done = AwaitAll(deadline, nullptr);
+    // Another thread may find meanwhile that work does not end, as an abort of
+    // NCCL does.
+    const StatusOr<bool> done =
+        AwaitAll(deadline, [this] { return context_->is_abandoned(); });
     return done.ok() ? *done : context_->IsLost();
   } catch (...) {  // NOLINT: out of memory
     return false;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A rank that trains by NCCL is a process, and is killed at a random moment.
-// The others get kRankLost with its name, and then train on without it, with
-// new engines in the same processes.
+// A rank that trains by NCCL is a process, of one host or of two, and is killed
+// at a random moment. The others get kRankLost with its name, and then train on
+// without it, with new engines in the same processes.
 
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -16,6 +17,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -25,6 +27,7 @@
 #include "tests/core/base/dice.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/sanitizers.h"
+#include "tests/core/comm/tcp_hosts.h"
 #include "tests/core/engine/nccl_training.h"
 #include "tests/fake_nccl/fake_nccl_fixture.h"
 #include "tests/ranks/ranks.h"
@@ -115,17 +118,23 @@ TEST(NcclKillTest, TheOthersNameTheDeadRankAndTrainOn) {
     const int victim = dice.Roll(kRanks);
     const auto delay = std::chrono::microseconds(dice.Roll(120000));
     SCOPED_TRACE(StrCat("round ", round, ": ", form.Text(), ", rank ", victim,
-                        " is killed after ", delay.count(), " us"));
+                        " is killed after ", delay.count(), " us",
+                        round / 4 % 2 == 1 ? ", on two hosts" : ""));
     const std::string name = testing::UniqueName();
+    // Each stage on one host, and then on two.
+    std::optional<testing::TcpHosts> hosts;
+    if (round / 4 % 2 == 1) hosts.emplace(std::vector<int>{0, 1, kRanks});
     const auto results = RunRanks(kRanks, [&](const Rank& rank) {
       BeginFakes();
       CommOptions options = OptionsOf(form, rank.rank());
       std::once_flag once;
       std::thread killer;
+      // Several hosts meet in more phases than those of a name.
+      std::atomic<bool> has_met = !hosts;
       if (rank.rank() == victim) {
         // Until the ranks have met, none knows the victim.
         options.phase_hook = [&](std::string_view what) {
-          if (what.rfind("rendezvous:", 0) == 0) return;
+          if (!has_met || what.rfind("rendezvous:", 0) == 0) return;
           std::call_once(once, [&] {
             killer = std::thread([delay] {
               std::this_thread::sleep_for(delay);
@@ -134,8 +143,11 @@ TEST(NcclKillTest, TheOthersNameTheDeadRankAndTrainOn) {
           });
         };
       }
-      const auto comm =
-          OpenCommunicator(StrCat("shm:", name, "?direct=0"), options);
+      if (hosts) ASSERT_OK(hosts->Enter(rank.rank()));
+      const auto comm = OpenCommunicator(
+          hosts ? hosts->Url(rank.rank()) : StrCat("shm:", name, "?direct=0"),
+          options);
+      has_met = true;
       // The longest delay ends before this many steps.
       Status status = comm.status();
       if (comm.ok()) {

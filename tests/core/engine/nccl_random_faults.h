@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Faults of ranks that train by NCCL, which a seed draws: the fault, the rank
-// that has it, its place and the form of the training; and which errors the
-// ranks are to have.
+// that has it, its place, the form of the training, the number of ranks, and
+// NCCL's version, windows and delays; and which errors the ranks are to have.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_NCCL_RANDOM_FAULTS_H_
 #define SHARD_TESTS_CORE_ENGINE_NCCL_RANDOM_FAULTS_H_
@@ -62,6 +62,7 @@ struct Case {
   uint64_t number = 1;
   std::string symbol;
   Result result = Result::kSuccess;
+  testing::fake_nccl::Options nccl;
 
   const char* name() const { return kNames[static_cast<int>(kind)]; }
   bool lasts() const {
@@ -78,11 +79,39 @@ struct Case {
             symbol == "ncclGroupStart" || symbol == "ncclGroupEnd");
   }
   std::string Text() const {
-    return StrCat(form.Text(), ": rank ", rank, " ", name(), " from step ",
-                  step, " on, number ", number, " ", symbol, ", result ",
-                  static_cast<int>(result));
+    return StrCat(
+        form.Text(), ": rank ", rank, " ", name(), " from step ", step,
+        " on, number ", number, " ", symbol, ", result ",
+        static_cast<int>(result), ", NCCL ", nccl.version,
+        nccl.makes_windows ? "" : " without windows",
+        nccl.rank_without_windows < 0
+            ? ""
+            : StrCat(", rank ", nccl.rank_without_windows, " without windows"),
+        ", calls of ", nccl.call_delay.count(), " us");
   }
 };
+
+// The versions of NCCL; the last one makes windows.
+inline constexpr int kMakesWindows = 23102;
+inline const std::vector<int> kVersions = {
+    21805, 21903, 22005,         22304,         22703,        22809,
+    22907, 23004, kMakesWindows, kMakesWindows, kMakesWindows};
+
+inline void DrawNccl(Dice* dice, Case* drawn) {
+  testing::fake_nccl::Options& nccl = drawn->nccl;
+  nccl.version = dice->Pick<int>(kVersions);
+  nccl.makes_windows = !dice->Chance(20);
+  if (dice->Chance(15)) {
+    nccl.rank_without_windows = dice->Roll(drawn->form.world_size);
+  }
+  nccl.call_delay = std::chrono::microseconds(dice->Pick<int>({0, 0, 50, 300}));
+}
+
+inline void MakeAllWindows(testing::fake_nccl::Options* nccl) {
+  nccl->version = kMakesWindows;
+  nccl->makes_windows = true;
+  nccl->rank_without_windows = -1;
+}
 
 // Communicators are split for groups of ranks.
 inline void MakeHybrid(Form* form) {
@@ -98,6 +127,7 @@ inline void DrawFailedCall(Dice* dice, Case* drawn) {
                                       "ncclCommGetAsyncError",
                                       "ncclMemAlloc",
                                       "ncclCommRegister",
+                                      "ncclCommWindowRegister",
                                       "ncclGroupStart",
                                       "ncclGroupEnd",
                                       "ncclSend",
@@ -119,6 +149,12 @@ inline void DrawFailedCall(Dice* dice, Case* drawn) {
   }
   if (drawn->symbol == "ncclMemAlloc" || drawn->symbol == "ncclCommRegister") {
     drawn->step = 0;
+    if (drawn->nccl.version < 21900) drawn->nccl.version = kMakesWindows;
+  }
+  if (drawn->symbol == "ncclCommWindowRegister") {
+    drawn->step = 0;
+    drawn->number = static_cast<uint64_t>(1 + dice->Roll(2));
+    MakeAllWindows(&drawn->nccl);
   }
 }
 
@@ -138,12 +174,14 @@ inline Case Draw(Kind kind, bool is_hybrid, uint64_t seed) {
   drawn.kind = kind;
   Form& form = drawn.form;
   form.stage = dice.Roll(4);
+  form.world_size = 2 + dice.Roll(3);
   if (is_hybrid) MakeHybrid(&form);
   form.overlap = dice.Chance(50);
   form.reports = dice.Chance(50);
   form.deterministic = dice.Chance(50);
   drawn.rank = dice.Roll(form.world_size);
   drawn.step = dice.Roll(kSteps + 1);
+  DrawNccl(&dice, &drawn);
   switch (kind) {
     case Kind::kOtherCalls:
       drawn.step = std::max(drawn.step, 1);
@@ -156,14 +194,15 @@ inline Case Draw(Kind kind, bool is_hybrid, uint64_t seed) {
       drawn.number = static_cast<uint64_t>(1 + dice.Roll(8));
       break;
     case Kind::kNeverDone:
-      drawn.symbol = dice.Pick<std::string>({"ncclCommInitRankConfig",
-                                             is_hybrid ? "ncclCommSplit" : "",
-                                             "ncclGroupEnd"});
+      drawn.symbol = dice.Pick<std::string>(
+          {"ncclCommInitRankConfig", is_hybrid ? "ncclCommSplit" : "",
+           "ncclCommWindowRegister", "ncclGroupEnd"});
       if (drawn.symbol == "ncclGroupEnd") {
         drawn.number = static_cast<uint64_t>(1 + dice.Roll(10));
       } else {
         drawn.step = 0;
       }
+      if (drawn.symbol == "ncclCommWindowRegister") MakeAllWindows(&drawn.nccl);
       break;
     case Kind::kFailedCall:
       DrawFailedCall(&dice, &drawn);
@@ -180,7 +219,7 @@ inline Case Draw(Kind kind, bool is_hybrid, uint64_t seed) {
 }
 
 inline testing::fake_nccl::Options OptionsOf(const Case& drawn) {
-  testing::fake_nccl::Options options;
+  testing::fake_nccl::Options options = drawn.nccl;
   if (drawn.kind == Kind::kSlowCalls) {
     options.polls = {20, 20, 20, 20, 5, 5};
     options.call_delay = std::chrono::microseconds(300);
@@ -276,6 +315,10 @@ inline bool Names(const Status& status, const Case& drawn) {
     case Kind::kLate:
       // Among others, where a group of ranks waits for it.
       return TellsLate(status, drawn.rank);
+    case Kind::kSwapped:
+      // The rank may go ahead, for which a launch in the wrong order seems to
+      // be done; then it names those that it waits for.
+      return true;
     case Kind::kOtherCalls:
       // The first rank that differs from rank 0.
       return (drawn.rank == 0 || status.rank() == drawn.rank ||
@@ -285,8 +328,11 @@ inline bool Names(const Status& status, const Case& drawn) {
     default:
       // All hosts have entered the collective: nobody knows which GPU is late,
       // and the first rank that gives up may be named as that. A rank whose own
-      // call of NCCL does not return tells it.
-      return status.rank() == -1 ||
+      // call of NCCL does not return tells it. A group of ranks may wait for
+      // the rank, and other groups for it in turn.
+      return status.rank() == -1 || TellsLate(status, drawn.rank) ||
+             status.message().find("has not made its windows") !=
+                 std::string::npos ||
              (drawn.kind == Kind::kNeverDone && status.rank() == drawn.rank) ||
              status.message().find(
                  StrCat("rank ", status.rank(), " aborted the group")) !=

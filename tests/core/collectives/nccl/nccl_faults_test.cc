@@ -305,6 +305,24 @@ TEST(NcclFaultsTest, AnErrorOfNcclIsThatOfAllRanks) {
   });
 }
 
+// A rank that comes later is told the same error.
+TEST(NcclFaultsTest, ACollectiveAfterTheEndHasItsError) {
+  RunNcclRanks([](NcclRank* rank) {
+    const DeviceTensor all(rank, std::vector<unsigned char>(3));
+    const auto later = *rank->device->CreateStream(StreamKind::kCommunication);
+    if (rank->comm->rank() == 0) {
+      fake_nccl::FailAsyncAt(1, fake_nccl::Result::kRemoteError, {.rank = 1});
+    }
+    ASSERT_OK(rank->comm->Barrier("set", Soon()));
+    EXPECT_FALSE(Gather(rank).ok());
+    rank->collectives->AllGatherBlocks("later", rank->all, all.data(), 1,
+                                       all.data(), later.get());
+    const Status status = later->Synchronize(Soon());
+    ExpectError(status, StatusCode::kUnavailable, {"rank 1: NCCL: remote"});
+    EXPECT_EQ(status.rank(), 1);
+  });
+}
+
 // The ranks are threads of one process, for which NCCL has one text.
 TEST(NcclFaultsTest, TheLastErrorMayBeOfAnotherCommunicator) {
   RunNcclRanks([](NcclRank* rank) {
