@@ -10,6 +10,7 @@
 #include "core/base/facts.h"
 #include "core/comm/check_agreement.h"
 #include "core/engine/engine.h"
+#include "core/engine/params/instruction_sets.h"
 #include "core/engine/params/log_warnings.h"
 #include "core/engine/step/supported.h"
 #include "core/observe/observer.h"
@@ -99,6 +100,11 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
   const auto blas = FindBlas(*plan, hypers, device.get());
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm.get(), "find a BLAS", blas.status(), deadline));
+  // All ranks have agreed on both.
+  if (device->id().kind == DeviceId::Kind::kCpu ||
+      device->offload() != nullptr) {
+    SHARD_RETURN_IF_ERROR(CompareInstructionSets(comm.get(), deadline));
+  }
   Observer* const observer = comm->observer();
   observer->Log(EventId::kPlan, "rank ", comm->rank(), ": ", plan->Summary(),
                 blas->empty() ? "" : ", BLAS ", *blas);

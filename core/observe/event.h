@@ -37,6 +37,7 @@ namespace shard {
   EVENT(kTransport, "transport", "engine", kInfo)                         \
   EVENT(kKeptMemory, "kept_memory", "engine", kWarning)                   \
   EVENT(kPlanWarning, "plan_warning", "engine", kWarning)                 \
+  EVENT(kInstructionSets, "instruction_sets", "engine", kWarning)         \
   EVENT(kSkipped, "skipped", "step", kInfo)                               \
   EVENT(kStranger, "stranger", "comm", kWarning)                          \
   EVENT(kAbort, "abort", "comm", kInfo)                                   \

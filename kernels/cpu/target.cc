@@ -13,6 +13,8 @@ namespace HWY_NAMESPACE {
 
 const char* KernelTargetName() { return hwy::TargetName(HWY_TARGET); }
 
+bool KernelTargetFuses() { return HWY_NATIVE_FMA != 0; }
+
 }  // namespace HWY_NAMESPACE
 }  // namespace shard
 HWY_AFTER_NAMESPACE();
@@ -25,6 +27,10 @@ HWY_EXPORT(KernelTargetName);
 const char* KernelTargetName() {
   return HWY_DYNAMIC_DISPATCH(KernelTargetName)();
 }
+
+HWY_EXPORT(KernelTargetFuses);
+
+bool KernelTargetFuses() { return HWY_DYNAMIC_DISPATCH(KernelTargetFuses)(); }
 
 }  // namespace shard
 #endif  // HWY_ONCE

@@ -13,6 +13,11 @@ namespace shard {
 // Returns the instruction set in use: "AVX3", "AVX2", ...
 const char* KernelTargetName();
 
+// Returns whether a multiply-add of the instruction set in use rounds once. The
+// updates of parameters have the same bits on all sets that do, and the same on
+// all that do not.
+bool KernelTargetFuses();
+
 }  // namespace shard
 
 #endif  // SHARD_KERNELS_CPU_TARGET_H_
