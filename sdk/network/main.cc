@@ -10,7 +10,6 @@
 
 #include <cstdio>
 #include <exception>
-#include <memory>
 #include <new>
 #include <string>
 #include <string_view>
@@ -18,9 +17,7 @@
 #include "core/base/fd.h"
 #include "core/base/status.h"
 #include "core/base/strings.h"
-#include "core/comm/network/helper/host_helper.h"
-#include "core/comm/network/helper/loop.h"
-#include "shard/base.h"
+#include "sdk/network/serve.h"
 
 namespace {
 
@@ -33,12 +30,6 @@ using shard::StrCat;
 constexpr int kUsage = 2;
 constexpr int kFailed = 3;
 
-#define SHARD_NETWORK_TEXT_INNER(x) #x
-#define SHARD_NETWORK_TEXT(x) SHARD_NETWORK_TEXT_INNER(x)
-#define SHARD_NETWORK_VERSION                                         \
-  SHARD_NETWORK_TEXT(SHARD_VERSION_MAJOR)                             \
-  "." SHARD_NETWORK_TEXT(SHARD_VERSION_MINOR) "." SHARD_NETWORK_TEXT( \
-      SHARD_VERSION_PATCH)
 constexpr const char* kVersion =
     "shard-network (libshard) " SHARD_NETWORK_VERSION "\n";
 
@@ -105,17 +96,13 @@ void RaiseFileLimit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-Status Serve(int listen_fd) {
+Status ServeAt(int listen_fd) {
   if (::fcntl(listen_fd, F_SETFD, FD_CLOEXEC) != 0) {
     return InvalidArgument("descriptor ", listen_fd, " is not open");
   }
   ::signal(SIGPIPE, SIG_IGN);
   RaiseFileLimit();
-  SHARD_ASSIGN_OR_RETURN(const auto loop, shard::network::Loop::Create());
-  SHARD_ASSIGN_OR_RETURN(const auto host, shard::network::HostHelper::Create(
-                                              Fd(listen_fd), loop.get(),
-                                              SHARD_NETWORK_VERSION, Say));
-  return loop->Run();
+  return shard::network::Serve(Fd(listen_fd), Say);
 }
 
 }  // namespace
@@ -130,7 +117,7 @@ int main(int argc, char** argv) try {
     std::fputs(arguments->help ? kHelp : kVersion, stdout);
     return std::fflush(stdout) == 0 ? 0 : kFailed;
   }
-  const Status served = Serve(arguments->listen_fd);
+  const Status served = ServeAt(arguments->listen_fd);
   if (served.ok()) return 0;
   Say(served.message());
   return served.code() == shard::StatusCode::kInvalidArgument ? kUsage

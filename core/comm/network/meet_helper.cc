@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/comm/network/in_process.h"
 #include "core/comm/network/start_helper.h"
 #include "core/comm/shm/memfd.h"
 #include "core/comm/shm/packet.h"
@@ -134,7 +135,7 @@ class Meeting {
   // Binds the name of the meeting and starts the helper, unless another rank
   // does: then returns false.
   StatusOr<bool> BindAndStart() {
-    const Fd listening = OpenSocket();
+    Fd listening = OpenSocket();
     if (!listening.valid()) return ErrnoStatus("opening a Unix socket", errno);
     if (::bind(listening.get(), AsSockaddr(where_), where_.size) != 0) {
       if (errno == EADDRINUSE) return false;
@@ -148,6 +149,13 @@ class Meeting {
     if (::connect(socket_.get(), AsSockaddr(where_), where_.size) != 0) {
       if (errno == EAGAIN) return false;  // The queue is full of others.
       return ErrnoStatus("connecting to the network helper", errno);
+    }
+    if (!options_.isolate) {
+      SHARD_RETURN_IF_ERROR(
+          StartInProcess(std::move(listening), options_.keep_stderr));
+      has_started_ = true;
+      Phase("started");
+      return true;
     }
     HelperProgram program;
     program.path = options_.program;

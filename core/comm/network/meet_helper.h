@@ -44,6 +44,9 @@ struct MeetOptions {
   // adds --listen-fd=3.
   std::string program;
   std::vector<std::string> arguments;
+  // Whether the helper is a process; else it is a thread of this one, and
+  // `program` is not used (in_process.h).
+  bool isolate = true;
   // Whether the helper writes to the host's standard error output: see
   // LogsToStderr.
   bool keep_stderr = false;

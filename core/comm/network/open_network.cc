@@ -157,6 +157,11 @@ StatusOr<NetworkOptions> TakeNetworkOptions(std::string_view url, Spec* spec) {
     return ValueOutOfRange(url, "meet", network.meet, "above 0 seconds");
   }
   network.host = spec->TakeString("host", "");
+  SHARD_ASSIGN_OR_RETURN(const int64_t isolate, spec->TakeInt("isolate", 1));
+  if (isolate != 0 && isolate != 1) {
+    return ValueOutOfRange(url, "isolate", isolate, "0 or 1");
+  }
+  network.isolate = isolate == 1;
   network.helper_url = StrCat(network.where, "?restart=", network.restart);
   if (!network.job.empty())
     StrAppend(&network.helper_url, "&job=", network.job);
@@ -174,7 +179,10 @@ StatusOr<std::shared_ptr<Communicator>> Open(const NetworkOptions& network,
   MeetOptions meet;
   meet.key = StrCat(network.where, "\n", network.job, "\n", network.restart,
                     "\n", network.host);
-  SHARD_ASSIGN_OR_RETURN(meet.program, HelperPath());
+  meet.isolate = network.isolate;
+  if (meet.isolate) {
+    SHARD_ASSIGN_OR_RETURN(meet.program, HelperPath());
+  }
   meet.keep_stderr = LogsToStderr();
   meet.rank = options.rank;
   meet.world_size = options.world_size;

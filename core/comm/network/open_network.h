@@ -28,6 +28,8 @@ struct NetworkOptions {
   std::string helper_url;
   // Another host than the machine, for tests that have several on one machine.
   std::string host;
+  // Whether the helper is a process of its own; not so in tests alone.
+  bool isolate = true;
   // How gradients are summed over hosts; the same on all ranks.
   direct::HostSums sums = direct::HostSums::kFewestBytes;
 };
