@@ -155,7 +155,8 @@ std::string NameUrl(std::string name) {
 // Returns the meeting place that MASTER_ADDR names; the error says how to give
 // it.
 StatusOr<std::string> GivenPlace(const Variables& vars, std::string_view source,
-                                 const std::string& job, std::string_view how) {
+                                 const std::string& job, std::string_view how,
+                                 const std::string& restart = "0") {
   const auto host = vars.Get("MASTER_ADDR");
   if (!host) {
     return InvalidArgument("env: ", source,
@@ -168,7 +169,7 @@ StatusOr<std::string> GivenPlace(const Variables& vars, std::string_view source,
     SHARD_ASSIGN_OR_RETURN(port, vars.Int("MASTER_PORT", 1));
   }
   SHARD_ASSIGN_OR_RETURN(port, PortOf(vars, port));
-  return TcpUrl({*host, port, job});
+  return TcpUrl({*host, port, job, restart});
 }
 
 // Returns the first host of a list as Slurm writes it: "node-1,node-2",
@@ -190,13 +191,14 @@ std::string FirstHost(std::string_view list) {
 
 // The ranks of Slurm meet on the first host of the step, at a port that differs
 // between jobs.
-StatusOr<std::string> SlurmPlace(const Variables& vars,
-                                 const std::string& job) {
+StatusOr<std::string> SlurmPlace(const Variables& vars, const std::string& job,
+                                 const std::string& restart) {
   const auto list = vars.First(
       {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
   if (vars.Has("MASTER_ADDR") || !list) {
     return GivenPlace(vars, "Slurm", job,
-                      "export MASTER_ADDR=<the first host of the step>");
+                      "export MASTER_ADDR=<the first host of the step>",
+                      restart);
   }
   constexpr int kPorts = 10000;
   SHARD_ASSIGN_OR_RETURN(const int number, vars.Int("SLURM_JOB_ID", 0));
@@ -204,7 +206,7 @@ StatusOr<std::string> SlurmPlace(const Variables& vars,
   SHARD_ASSIGN_OR_RETURN(
       const int port,
       PortOf(vars, kDefaultPort + (number % kPorts + step) % kPorts));
-  return TcpUrl({FirstHost(*list), port, job});
+  return TcpUrl({FirstHost(*list), port, job, restart});
 }
 
 StatusOr<Placement> FromShard(const Variables& vars) {
@@ -299,16 +301,20 @@ StatusOr<Placement> FromSlurm(const Variables& vars) {
                                nullptr, &on_several_hosts));
   const std::string name = StrCat("slurm-", *vars.Get("SLURM_JOB_ID"), "-",
                                   *vars.Get("SLURM_STEP_ID"));
+  // A job that Slurm has requeued has its number again, and its steps have
+  // theirs; the first start has no count.
+  const std::string restart = vars.Get("SLURM_RESTART_COUNT").value_or("0");
   // Variables of the step come first: a step may use one node of several.
   for (const char* const variable :
        {"SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"}) {
     if (!vars.Has(variable)) continue;
     SHARD_ASSIGN_OR_RETURN(const int nodes, vars.Int(variable, 1));
     if (nodes == 1) break;
-    SHARD_ASSIGN_OR_RETURN(placement.url, SlurmPlace(vars, name));
+    SHARD_ASSIGN_OR_RETURN(placement.url, SlurmPlace(vars, name, restart));
     return placement;
   }
-  placement.url = NameUrl(name);
+  placement.url = NameUrl(
+      StrCat(name, restart == "0" ? "" : "-", restart == "0" ? "" : restart));
   return placement;
 }
 
