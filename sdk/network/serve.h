@@ -12,10 +12,13 @@
 
 #define SHARD_NETWORK_TEXT_INNER(x) #x
 #define SHARD_NETWORK_TEXT(x) SHARD_NETWORK_TEXT_INNER(x)
+// Tests make a helper of another version.
+#ifndef SHARD_NETWORK_VERSION
 #define SHARD_NETWORK_VERSION                                         \
   SHARD_NETWORK_TEXT(SHARD_VERSION_MAJOR)                             \
   "." SHARD_NETWORK_TEXT(SHARD_VERSION_MINOR) "." SHARD_NETWORK_TEXT( \
       SHARD_VERSION_PATCH)
+#endif
 
 namespace shard::network {
 
