@@ -98,6 +98,9 @@ struct Hello {
   int32_t world_size;
   // The time that this rank will still wait for the others.
   int64_t remaining_nanos;
+  // The time of its later waits, for which silence of a host has to be known
+  // before; 0: it does not say.
+  int64_t timeout_nanos;
   // The same on all ranks: how the helpers work.
   WireText<kMaxOptionsBytes> options;
 };

@@ -29,6 +29,9 @@ namespace {
 // which names the missing ranks and is sent at about that moment.
 constexpr double kGraceSeconds = 0.9;
 
+// Seconds. Longer ones are told as this one.
+constexpr double kLongestTimeout = 1e9;
+
 constexpr int kRetryMillis = 5;
 
 // The time that the end of a connection waits for the helper to end, in a host
@@ -174,6 +177,8 @@ class Meeting {
     hello.rank = options_.rank;
     hello.world_size = options_.world_size;
     hello.remaining_nanos = options_.deadline.Remaining().count();
+    hello.timeout_nanos =
+        static_cast<int64_t>(std::min(options_.timeout, kLongestTimeout) * 1e9);
     hello.options.Set(options_.options);
     std::vector<int> fds;
     if (pidfd.valid()) fds.push_back(pidfd.get());

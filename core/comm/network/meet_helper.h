@@ -54,6 +54,7 @@ struct MeetOptions {
   int world_size = 1;
   std::string options;  // At most kMaxOptionsBytes.
   Deadline deadline = Deadline::After(0);
+  double timeout = 0;  // Seconds of later waits; 0: not known.
   // Called at named points, for tests that kill a rank there: "bound",
   // "started", "greeted", "hello", "welcome".
   std::function<void(std::string_view)> phase_hook;

@@ -188,6 +188,7 @@ StatusOr<std::shared_ptr<Communicator>> Open(const NetworkOptions& network,
   meet.world_size = options.world_size;
   meet.options = network.helper_url;
   meet.deadline = Deadline::After(network.meet);
+  meet.timeout = options.timeout;
   meet.phase_hook = options.phase_hook;
   auto met = MeetHelper(meet);
   if (!met.ok()) return met.status().WithContext(description);

@@ -71,6 +71,7 @@ Status HostHelper::StartMeeting(const LocalEnd::Rank& first) {
   SHARD_ASSIGN_OR_RETURN(
       MeetingOptions options,
       ReadMeetingOptions(first.options, first.world_size, first.deadline));
+  options.timeout = first.timeout;
   options.identity.library_version = version_;
   options.warn = [this](const std::string& line) { warn_(line); };
   meeting_ = std::make_unique<Meeting>(

@@ -315,11 +315,13 @@ class LocalEnd::Impl {
     options_ = hello.options.Get();
     first_rank_ = rank;
     const double seconds = static_cast<double>(hello.remaining_nanos) * 1e-9;
-    listener_->OnRank({.rank = rank,
-                       .world_size = hello.world_size,
-                       .process = stranger.process,
-                       .deadline = Deadline::After(seconds),
-                       .options = options_});
+    listener_->OnRank(
+        {.rank = rank,
+         .world_size = hello.world_size,
+         .process = stranger.process,
+         .deadline = Deadline::After(seconds),
+         .timeout = static_cast<double>(hello.timeout_nanos) * 1e-9,
+         .options = options_});
   }
 
   Status Check(const Stranger& stranger, const Hello& hello) const {

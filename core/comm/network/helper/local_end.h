@@ -38,6 +38,7 @@ class LocalEnd {
     int world_size;
     pid_t process;
     Deadline deadline;    // Until which the rank waits for the others.
+    double timeout;       // Seconds of its later waits; 0: not known.
     std::string options;  // The same on all ranks, or else refused.
   };
 

@@ -81,7 +81,7 @@ void MeshBuilder::Connect(std::vector<HostEntry> hosts, int self) {
   }
   early_.clear();
   for (int index = 0; index < self; ++index) {
-    attempts_[index].give_up = Deadline::After(2 * options_.silence_seconds);
+    attempts_[index].give_up = Deadline::After(options_.reach_seconds);
     ConnectTo(index);
   }
   if (mesh_.hosts.size() == 1) Finish(Status());

@@ -36,8 +36,10 @@ class MeshBuilder {
  public:
   struct Options {
     std::shared_ptr<const Identity> identity;
-    int world_size = 1;  // The most hosts.
-    double silence_seconds = 5;
+    int world_size = 1;          // The most hosts.
+    double silence_seconds = 5;  // Of hosts that are connected.
+    // The time in which another host has to be reached.
+    double reach_seconds = 10;
     std::function<void(const std::string& line)> warn;
   };
   // Called once, with OK when all channels are open, or with the error of a

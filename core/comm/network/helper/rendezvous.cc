@@ -33,6 +33,11 @@ double SilenceSeconds(const Deadline& deadline) {
   return std::min(5.0, deadline.seconds() / 4);
 }
 
+double SilenceSeconds(const Deadline& deadline, double timeout) {
+  const double silence = SilenceSeconds(deadline);
+  return timeout > 0 ? std::min(silence, std::max(1.0, timeout / 4)) : silence;
+}
+
 Status CheckTrust(const SocketAddress& address, bool has_secret,
                   bool trust_network) {
   if (has_secret || trust_network || address.loopback()) {
@@ -147,7 +152,9 @@ Status Meeting::ListenForMesh() {
                  loop_, std::move(listening),
                  {.identity = identity_,
                   .world_size = options_.world_size,
-                  .silence_seconds = silence_seconds_,
+                  .silence_seconds =
+                      SilenceSeconds(options_.deadline, options_.timeout),
+                  .reach_seconds = 2 * silence_seconds_,
                   .warn = options_.warn},
                  [this](const Status& status) { HandleMeshed(status); }));
   return Status();

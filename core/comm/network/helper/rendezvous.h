@@ -64,15 +64,21 @@ struct MeetingOptions {
   bool trust_network = false;
   LocalChoice local;  // interface= or address=
   Deadline deadline = Deadline::After(300);
+  double timeout = 0;     // Seconds of waits after the meeting; 0: not known.
   std::string host_name;  // Names this host in errors.
   // Takes lines for the log: connections of strangers.
   std::function<void(const std::string& line)> warn;
   Resolution::Resolver resolver;  // For tests.
 };
 
-// Returns the time of silence after which a peer is lost: five seconds, or a
-// quarter of a shorter deadline.
+// Returns the time of silence after which a peer is lost while hosts meet: five
+// seconds, or a quarter of a shorter deadline.
 double SilenceSeconds(const Deadline& deadline);
+
+// Returns that of hosts which have met: no more than a quarter of the time of a
+// wait, so that a lost host is named before others run out of time; but not
+// below a second, for which a busy machine may keep a helper from its work.
+double SilenceSeconds(const Deadline& deadline, double timeout);
 
 // Returns an error for an address at which a job without a secret must not
 // listen: one that other hosts reach, unless the user trusts their network.
@@ -144,7 +150,7 @@ class Meeting {
   Done done_;  // Null once called.
   const std::shared_ptr<const Identity> identity_;
   const std::string where_;
-  const double silence_seconds_;
+  const double silence_seconds_;  // While hosts meet.
 
   std::unique_ptr<FolderPoint> folder_;  // Null: at a host and a port.
   std::unique_ptr<Resolution> resolution_;

@@ -65,6 +65,7 @@ struct Fault {
   int after_loops = 0;    // Of all ranks; -1: while they meet.
   int microseconds = 0;   // Which pass then.
   bool on_chain = false;  // Sums pass from host to host.
+  double meet_seconds = kMeetSeconds;
   bool of_host() const { return kind >= Kind::kKillHelper; }
   std::string ToString() const {
     return StrCat(NameOf(kind), " ", target, " after ", after_loops,
@@ -194,9 +195,10 @@ void HostFaultsTest::RunWith(int world_size, const Fault& fault) {
   const int hosts = static_cast<int>(begins.size()) - 1;
   MakeHosts(hosts);
   const Shared<Board> board;
-  const std::string url = StrCat("tcp://", Namespaces::Address(0),
-                                 ":7077?trust=network&meet=", kMeetSeconds,
-                                 "&sums=", fault.on_chain ? "chain" : "direct");
+  const std::string url =
+      StrCat("tcp://", Namespaces::Address(0),
+             ":7077?trust=network&meet=", fault.meet_seconds,
+             "&sums=", fault.on_chain ? "chain" : "direct");
   const auto results = RunRanks(world_size + 1, [&](const Rank& rank) {
     const int me = rank.rank();
     if (me == world_size) {
@@ -215,7 +217,7 @@ void HostFaultsTest::RunWith(int world_size, const Fault& fault) {
     rank.Report(StrCat(seconds, " s: ", status.ToString()));
     EXPECT_GT(board->fault_at, 0) << status.ToString();
     const double bound =
-        fault.after_loops < 0 ? kMeetSeconds : kDeadlineSeconds;
+        fault.after_loops < 0 ? fault.meet_seconds : kDeadlineSeconds;
     EXPECT_LT(seconds, bound + 1 + kSlackSeconds) << status.ToString();
     EXPECT_FALSE(status.ok());
     if (fault.after_loops < 0) return;
@@ -246,26 +248,57 @@ void HostFaultsTest::RunWith(int world_size, const Fault& fault) {
   for (int host = 0; host < hosts; ++host) ExpectNothingLeft(host);
 }
 
+// Each rank of each world is killed. Other faults meet one that is drawn, and
+// in the long form each.
 TEST_F(HostFaultsTest, EachKind) {
+  const bool is_long = std::getenv("SHARD_TEST_LONG") != nullptr;
+  std::mt19937 random(7);
   for (const int world_size : {2, 3, 8}) {
+    const auto hosts = static_cast<int>(BeginsFor(world_size).size()) - 1;
     for (const Kind kind : kKinds) {
-      RunWith(world_size, {.kind = kind, .target = 1, .after_loops = 3});
-      if (HasFailure()) return;
+      Fault fault = {.kind = kind, .after_loops = 3};
+      const int targets = fault.of_host() ? hosts : world_size;
+      const bool each = is_long || kind == Kind::kKillRank;
+      const int drawn =
+          std::uniform_int_distribution<int>(0, targets - 1)(random);
+      for (int target = 0; target < targets; ++target) {
+        if (!each && target != drawn) continue;
+        fault.target = target;
+        RunWith(world_size, fault);
+        if (HasFailure()) return;
+      }
     }
   }
 }
 
 TEST_F(HostFaultsTest, EachKindOnAChain) {
+  std::mt19937 random(8);
   for (const Kind kind : kKinds) {
-    RunWith(8, {.kind = kind, .target = 1, .after_loops = 3, .on_chain = true});
+    Fault fault = {.kind = kind, .after_loops = 3, .on_chain = true};
+    const int targets = fault.of_host() ? 3 : 8;
+    fault.target = std::uniform_int_distribution<int>(0, targets - 1)(random);
+    RunWith(8, fault);
     if (HasFailure()) return;
   }
 }
 
+// Silence counts by the time of a wait, too, so that a host is lost before the
+// others run out of time, however long hosts may take to meet.
+TEST_F(HostFaultsTest, ASilentHostIsLostBeforeADeadline) {
+  RunWith(3, {.kind = Kind::kCutLink,
+              .target = 1,
+              .after_loops = 3,
+              .meet_seconds = 60});
+}
+
 TEST_F(HostFaultsTest, WhileTheyMeet) {
+  std::mt19937 random(9);
   for (const Kind kind : kKinds) {
     if (kind == Kind::kExitRank) continue;  // Which calls nothing by then.
-    RunWith(3, {.kind = kind, .target = 1, .after_loops = -1});
+    Fault fault = {.kind = kind, .after_loops = -1};
+    const int targets = fault.of_host() ? 2 : 3;
+    fault.target = std::uniform_int_distribution<int>(0, targets - 1)(random);
+    RunWith(3, fault);
     if (HasFailure()) return;
   }
 }
