@@ -6,7 +6,10 @@
 // update, broadcast), and the roof: the same bytes over a plain TCP connection,
 // which are 4 per parameter, sent and received by each host. First as fast as
 // the kernel copies, then with links held to 1 Gbit/s. The bytes are counted on
-// the links; CPU time is that of both ranks and both helpers.
+// the links; CPU time is that of both ranks and both helpers. With --peers,
+// PyTorch's ZeroRedundancyOptimizer is measured between the same two hosts,
+// with three forms of all-reduce: zero1_torch.py. torch_over_ours is that of
+// the plain form.
 //
 // All are interleaved; ratios are medians over the rounds.
 
@@ -21,7 +24,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
+#include <optional>
 #include <random>
 #include <sstream>
 #include <string>
@@ -32,6 +37,7 @@
 #include "core/engine/engine.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/network_roof.h"
+#include "tests/bench/peer.h"
 #include "tests/bench/ranks.h"
 #include "tests/namespaces/namespaces.h"
 
@@ -70,10 +76,22 @@ double CpuSeconds(const Namespaces& hosts, int rank) {
   return sum;
 }
 
+struct TorchVariant {
+  const char* name;
+  const char* milliseconds;
+  const char* ratio;
+};
+constexpr TorchVariant kTorchVariants[] = {
+    {"plain", "torch_ms", "torch_over_ours"},
+    {"bucketed", "torch_bucketed_ms", "torch_bucketed_over_ours"},
+    {"async", "torch_async_ms", "torch_async_over_ours"},
+};
+
 struct Samples {
   std::vector<double> ours, gloo, raw;              // Milliseconds.
   std::vector<double> ours_cpu, gloo_cpu, raw_cpu;  // Of both hosts.
   std::vector<double> sent;  // Bytes of host 0 in our step.
+  std::vector<double> torch[std::size(kTorchVariants)];
 };
 
 class Rank {
@@ -99,8 +117,8 @@ class Rank {
     Require(engine_->BroadcastParams(kTimeout));
   }
 
-  // Makes one round of all; `kept`: whether it counts.
-  void Round(bool kept, Samples* samples) {
+  // Makes one round of all; `kept`: whether it counts. `peer`: that of rank 0.
+  void Round(bool kept, std::optional<Peer>* peer, Samples* samples) {
     const uint64_t before = Sent();
     Measure([this] { Require(engine_->Step(StepOptions(), &report_)); },
             kept ? &samples->ours : nullptr, &samples->ours_cpu);
@@ -109,6 +127,11 @@ class Rank {
             &samples->gloo_cpu);
     Measure([this] { raw_.Exchange(bytes()); }, kept ? &samples->raw : nullptr,
             &samples->raw_cpu);
+    // The other rank waits for this one meanwhile.
+    for (size_t v = 0; *peer && v < std::size(kTorchVariants); ++v) {
+      const auto milliseconds = (*peer)->Go(kTorchVariants[v].name);
+      if (kept && milliseconds) samples->torch[v].push_back(*milliseconds);
+    }
   }
 
   // The formula: half of the gradients to the other host, and half of the
@@ -181,17 +204,45 @@ void Print(const std::string& prefix, const Samples& samples, size_t bytes) {
   print("cpu_per_byte", per_byte(samples.ours_cpu), "ns");
   print("gloo_cpu_per_byte", per_byte(samples.gloo_cpu), "ns");
   print("raw_tcp_cpu_per_byte", per_byte(samples.raw_cpu), "ns");
+  for (size_t v = 0; v < std::size(kTorchVariants); ++v) {
+    const std::vector<double>& torch = samples.torch[v];
+    if (torch.empty()) continue;
+    print(kTorchVariants[v].milliseconds, Median(torch), "ms");
+    print(kTorchVariants[v].ratio, MedianRatio(torch, samples.ours), "x");
+  }
 }
 
-// Runs the benchmark on one of the two ranks. Only rank 0 limits the rate and
-// prints.
-void Run(int rank, Namespaces* hosts, const std::string& folder) {
+// Starts PyTorch's ranks, each on its host, where PyTorch is installed.
+std::optional<Peer> StartTorch(const std::string& program,
+                               const Namespaces& hosts) {
+  const std::string script =
+      StrCat(program, ".runfiles/libshard/tests/bench/zero1_torch.py");
+  // The shell has the rank as $0, and the other arguments behind it. Debian's
+  // interpreter has Debian's python3-torch.
+  const std::string command =
+      StrCat("case $0 in 0) net=", hosts.Path(0), ";; *) net=", hosts.Path(1),
+             ";; esac; export GLOO_SOCKET_IFNAME=eth0; exec nsenter --net=$net "
+             "/usr/bin/python3 '",
+             script, "' \"$0\" \"$@\"");
+  auto peer = Peer::Start({"/bin/sh", "-c", command}, kWorldSize);
+  if (!peer) {
+    std::fprintf(stderr,
+                 "network_step: PyTorch did not start (package python3-torch): "
+                 "torch_over_ours is not measured\n");
+  }
+  return peer;
+}
+
+// Runs the benchmark on one of the two ranks. Only rank 0 has a peer,
+// limits the rate and prints.
+void Run(int rank, Namespaces* hosts, const std::string& folder,
+         std::optional<Peer>* peer) {
   Require(hosts->Enter(rank));
   Rank self(rank, *hosts, folder);
   const auto run = [&](const std::string& prefix, int rounds) {
     Samples samples;
     for (int round = -1; round < rounds; ++round) {
-      self.Round(round >= 0, &samples);
+      self.Round(round >= 0, peer, &samples);
     }
     if (rank == 0) Print(prefix, samples, self.bytes());
   };
@@ -205,7 +256,7 @@ void Run(int rank, Namespaces* hosts, const std::string& folder) {
   Shutdown(self.comm());
 }
 
-int Main(const char* program) {
+int Main(const char* program, bool peers) {
   auto made = Namespaces::Make(kWorldSize);
   if (!made.ok()) {
     std::fprintf(stderr, "network_step: no network namespaces here: %s\n",
@@ -220,13 +271,15 @@ int Main(const char* program) {
   const std::string helper =
       StrCat(program, ".runfiles/libshard/sdk/network/shard-network");
   ::setenv("SHARD_NETWORK_HELPER", helper.c_str(), 0);
+  std::optional<Peer> peer = peers ? StartTorch(program, *hosts) : std::nullopt;
   const int child = ::fork();
   if (child == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    Run(1, hosts.get(), folder);
+    std::optional<Peer> none;
+    Run(1, hosts.get(), folder, &none);
     ::_exit(0);
   }
-  Run(0, hosts.get(), folder);
+  Run(0, hosts.get(), folder, &peer);
   int status = 0;
   ::waitpid(child, &status, 0);
   std::filesystem::remove_all(folder);
@@ -236,4 +289,7 @@ int Main(const char* program) {
 }  // namespace
 }  // namespace shard::bench
 
-int main(int, char** argv) { return shard::bench::Main(argv[0]); }
+int main(int argc, char** argv) {
+  const bool peers = argc > 1 && std::string(argv[1]) == "--peers";
+  return shard::bench::Main(argv[0], peers);
+}
