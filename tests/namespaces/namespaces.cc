@@ -268,10 +268,11 @@ StatusOr<Namespaces::Traffic> Namespaces::CountTraffic(int host) const {
     SHARD_RETURN_IF_ERROR(Enter(host));
     std::ifstream table("/proc/thread-self/net/dev");
     for (std::string line; std::getline(table, line);) {
-      // The columns of an interface: bytes and 7 others received, bytes sent.
-      if (std::sscanf(line.c_str(),
-                      " eth0: %lu %*u %*u %*u %*u %*u %*u %*u %lu",
-                      &traffic.received, &traffic.sent) == 2) {
+      // The columns of an interface: bytes and 7 others received, bytes and
+      // packets sent.
+      if (std::sscanf(
+              line.c_str(), " eth0: %lu %*u %*u %*u %*u %*u %*u %*u %lu %lu",
+              &traffic.received, &traffic.sent, &traffic.packets_sent) == 3) {
         return Status();
       }
     }
