@@ -65,12 +65,6 @@ FAKE_NCCL_LONG = {
         "*WorldSizesTest.*/W7",
         "*WorldSizesTest.*/W8",
         "*WorldSizesTest.*/W9",
-        "CheckpointAsyncTest.A*",
-        "CheckpointAsyncTest.EachRank*",
-        "CheckpointAsyncTest.FreeingTheEngine*",
-        "CheckpointAsyncTest.KeepsTheLast*",
-        "CheckpointAsyncTest.OneRankCancels*",
-        "CheckpointAsyncTest.TheNextCall*",
     ],
     "//tests/core/engine:gradients_tests": [
         "*JoinFormsTest.*/*apart_*",
