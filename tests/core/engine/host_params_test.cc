@@ -21,6 +21,7 @@
 #include "core/base/deadline.h"
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
+#include "core/engine/params/all_ranks.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/comm/mirrored_hosts.h"
 #include "tests/core/comm/tcp_hosts.h"
@@ -42,7 +43,27 @@ struct Form {
   int shard_group_size = 0;
   const char* device = "cpu";
   const char* optimizer = "adamw";
+  void (*change)(Engine* engine, int step) = nullptr;  // Before each step.
 };
+
+// Moves all parameters to other places, and back.
+void Replan(Engine* engine, int step) {
+  if (step == 1) return;
+  ASSERT_OK(engine->SetTrainable(std::vector<ParamId>{0}, step == 3, 0));
+}
+
+// Overwrites a parameter, by copies that one rank has or all have.
+void WriteBack(Engine* engine, int step) {
+  const int writer = step == 2 ? 1 : kAllRanks;
+  ASSERT_OK(engine->Summon(kRootModule, writer, 0));
+  if (writer == kAllRanks || engine->comm()->rank() == writer) {
+    const auto tensor = engine->WritableParam(0);
+    ASSERT_OK(tensor);
+    auto* const values = static_cast<float*>(tensor->data);
+    for (int64_t i = 0; i < tensor->numel; ++i) values[i] += 0.25f;
+  }
+  ASSERT_OK(engine->EndSummon(true, 0));
+}
 
 constexpr Form kForms[] = {
     {.name = "stage0", .stage = 0},
@@ -54,6 +75,9 @@ constexpr Form kForms[] = {
     {.name = "two_passes", .passes = 2},
     {.name = "groups", .shard_group_size = 2},
     {.name = "whole_parameters", .optimizer = "lamb"},
+    {.name = "replanned", .change = Replan},
+    {.name = "stage2_replanned", .stage = 2, .change = Replan},
+    {.name = "written_back", .change = WriteBack},
     {.name = "async",
      .device = "cpu-async?max_delay=0.0002&seed=11&host=async"},
     {.name = "stage2_async",
@@ -142,7 +166,8 @@ void ExpectPlannedMemory(const Communicator& comm, const Engine& engine) {
 
 // Trains, and returns the parameters that each rank has read before each step
 // and after the last. Without `on_hosts` all ranks share all memory.
-std::vector<std::vector<Values>> Train(const UnitTraining& training,
+std::vector<std::vector<Values>> Train(const Form& form,
+                                       const UnitTraining& training,
                                        const std::vector<int>& begins,
                                        bool helpers, bool on_hosts) {
   const auto plan = PlanOf(training);
@@ -159,6 +184,7 @@ std::vector<std::vector<Values>> Train(const UnitTraining& training,
     trainer.Fill();
     auto& mine = read[static_cast<size_t>(comm->rank())];
     for (int step = 1; step <= training.steps; ++step) {
+      if (form.change != nullptr) form.change(&engine, step);
       mine.push_back(trainer.Read());
       if (training.begin_step) ASSERT_OK(engine.BeginStep(training.step));
       for (int pass = 1; pass <= training.passes; ++pass) {
@@ -170,6 +196,7 @@ std::vector<std::vector<Values>> Train(const UnitTraining& training,
       ASSERT_OK(engine.ZeroGrad());
     }
     mine.push_back(trainer.Read());
+    EXPECT_TRUE(engine.SharesParams());
     if (on_hosts) ExpectOneCopyPerHost(begins, comm.get(), engine);
   };
   if (on_hosts) {
@@ -190,9 +217,10 @@ TEST_P(HostParamsTest, OneCopyPerHostHasTheBitsOfRanksThatShareMemory) {
   const auto plan = PlanOf(training);
   ASSERT_OK(plan);
   EXPECT_TRUE(ShardsAsItsStage(**plan));
-  const auto read = Train(training, begins, helpers, /*on_hosts=*/true);
+  const auto read = Train(form, training, begins, helpers, /*on_hosts=*/true);
   training.engine.overlap = false;
-  const auto expected = Train(training, begins, false, /*on_hosts=*/false);
+  const auto expected =
+      Train(form, training, begins, false, /*on_hosts=*/false);
   for (size_t r = 0; r < read.size(); ++r) {
     EXPECT_EQ(read[r], expected[0]) << "on rank " << r;
   }
