@@ -7,11 +7,13 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -34,6 +36,7 @@ struct Threads {
   std::mutex mutex;
   std::condition_variable changed;
   int running = 0;  // Under the mutex.
+  const pid_t owner = ::getpid();
 };
 Threads& TheThreads() {
   static auto* const threads = new Threads;
@@ -42,6 +45,8 @@ Threads& TheThreads() {
 
 void WaitForThreads() {
   Threads& threads = TheThreads();
+  // A child of fork has none of them.
+  if (::getpid() != threads.owner) return;
   std::unique_lock<std::mutex> lock(threads.mutex);
   threads.changed.wait_for(lock, kExitWait,
                            [&] { return threads.running == 0; });
@@ -56,8 +61,12 @@ void ServeOnThread(Fd listening, bool keep_stderr) {
   const auto warn = [keep_stderr](std::string_view text) {
     if (keep_stderr) Say(text);
   };
-  const Status served = Serve(std::move(listening), warn);
-  if (!served.ok()) warn(served.message());
+  try {
+    const Status served = Serve(std::move(listening), warn);
+    if (!served.ok()) warn(served.message());
+  } catch (const std::exception& error) {
+    warn(error.what());
+  }
   Threads& threads = TheThreads();
   const std::lock_guard<std::mutex> lock(threads.mutex);
   --threads.running;
@@ -70,12 +79,20 @@ Status StartThread(Fd listening, bool keep_stderr) {
   static const int registered = std::atexit(WaitForThreads);
   (void)registered;
   Threads& threads = TheThreads();
+  if (::getpid() != threads.owner) {
+    return FailedPrecondition(
+        "a child of fork has no network helper in its process");
+  }
   const std::lock_guard<std::mutex> lock(threads.mutex);
   // The thread, and those that it makes, inherit the mask. A connection that
   // the other end has closed is then an error, and not SIGPIPE.
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);
+  // Faults are for a sanitizer and a debugger.
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) {
+    ::sigdelset(&all, fault);
+  }
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   Status status;
   try {

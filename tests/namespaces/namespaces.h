@@ -28,11 +28,12 @@ class Namespaces {
   struct Traffic {
     uint64_t sent = 0;  // Bytes, with the headers of Ethernet, IP and TCP.
     uint64_t received = 0;
-    uint64_t packets_sent =
-        0;  // As the interface counts: large ones, if it may.
+    // As the interface counts: large ones, if it may.
+    uint64_t packets_sent = 0;
 
     // Returns the bytes sent without the headers of Ethernet (14), IPv4 (20)
-    // and TCP with its time stamps (32), which is what TCP carries.
+    // and TCP with its time stamps (32), which is about what TCP carries:
+    // other packets make it less, and segments that are sent again more.
     uint64_t payload_sent() const { return sent - 66 * packets_sent; }
   };
 

@@ -18,8 +18,7 @@ Status StartInProcess(Fd listening, bool keep_stderr) {
   if (in_process_start == nullptr) {
     return BackendUnavailable(
         "isolate=0 is for tests of libshard, and this program does not have "
-        "the "
-        "code of the network helper; leave it out");
+        "the code of the network helper; leave it out");
   }
   return in_process_start(std::move(listening), keep_stderr);
 }

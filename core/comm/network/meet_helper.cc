@@ -257,6 +257,12 @@ class Meeting {
   }
 
   Status EndedAtOnce() const {
+    if (!options_.isolate) {
+      return BackendUnavailable(
+          "the network helper in this process ended before it answered; set "
+          "SHARD_LOG=debug, with which it writes its errors to the standard "
+          "error output");
+    }
     return BackendUnavailable(
         "the network helper ", options_.program,
         " ended before it answered; run it with --version to see whether it "

@@ -99,11 +99,12 @@ struct WorkQueue::State {
     return completed >= number ? StatusAt(number) : waiter->cancelled;
   }
 
-  // Makes the first error that of events from a number on. REQUIRES: Report
+  // Makes the first error that of events from a number on. `status`: what
+  // Report was given, where there was no memory to keep it. REQUIRES: Report
   // has returned.
-  void Fail(uint64_t number) {
+  void Fail(const Status& status, uint64_t number) {
     if (!error.ok()) return;
-    error = found;
+    error = found.ok() ? status : found;
     failed_at = number;
   }
 
@@ -205,7 +206,7 @@ WorkQueue::~WorkQueue() {
   }
   {
     const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
-    if (drops) state_->Fail(state_->completed + 1);
+    if (drops) state_->Fail(state_->cancelled, state_->completed + 1);
     state_->completed = state_->pushed;
   }
   state_->advanced.notify_all();
@@ -222,7 +223,7 @@ WorkQueue::Turn WorkQueue::turn() const {
 void WorkQueue::Fail(const Status& status) {
   state_->Report(status);
   const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
-  state_->Fail(state_->completed + 1);
+  state_->Fail(status, state_->completed + 1);
 }
 
 bool WorkQueue::IsStopping() const {
@@ -297,7 +298,7 @@ void WorkQueue::State::Run() {
     lock.lock();
     at.clear();
     ++completed;
-    if (!status.ok()) Fail(completed);
+    if (!status.ok()) Fail(status, completed);
     // Without the lock, which those that wait take.
     lock.unlock();
     advanced.notify_all();
@@ -315,16 +316,18 @@ void WorkQueue::State::Pause(std::unique_lock<std::mutex>* lock,
 }
 
 void WorkQueue::State::Report(const Status& failed) noexcept {
-  Status first;
-  {
+  const Status* first = &failed;
+  try {
     const std::lock_guard<std::mutex> lock(monitor->mutex);
     if (found.ok()) found = failed;
-    first = found;
+    // It stays as it is from here on.
+    first = &found;
+  } catch (...) {  // NOLINT: without memory it is told, but not kept
   }
   const std::lock_guard<std::mutex> lock(report_mutex);
   if (std::exchange(reported, true) || !on_error) return;
   try {
-    on_error(first);
+    on_error(*first);
   } catch (...) {  // NOLINT: the stream fails all the same
   }
 }

@@ -71,8 +71,8 @@ std::string WarningOfSets(const std::vector<InstructionSet>& sets) {
       "the processors of the ranks differ: ", lists,
       ". Gradients are summed to the same bits, and all ranks hold the same "
       "parameters; but the last bits of an update depend on the rank that "
-      "makes "
-      "it, and so on the number of ranks and on how parameters are sharded. "
+      "makes it, and so on the number of ranks and on how parameters are "
+      "sharded. "
       "Hosts of one kind have the same bits in every run");
 }
 

@@ -16,7 +16,7 @@ namespace shard {
 
 namespace {
 
-// The first error that one of this rank's own streams has met.
+// The first error that one of this rank's own streams has told.
 class OwnError {
  public:
   void Keep(const Status& error) {

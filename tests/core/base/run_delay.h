@@ -11,6 +11,7 @@
 
 #include <dirent.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -88,14 +89,14 @@ class RunDelay {
 };
 
 // Returns what is wrong with a time; "" for nothing. `delay`: of RunDelay,
-// which excuses as much, and is printed then.
+// which excuses as much, but at most as long again, and is printed then.
 inline std::string JudgeTime(const std::string& what, double seconds,
                              double most, double delay) {
   if (seconds <= most) return "";
   char text[200];
   std::snprintf(text, sizeof(text), "%s took %.2f s, at most %.2f are allowed",
                 what.c_str(), seconds, most);
-  if (seconds > most + delay) return std::string("\n") + text;
+  if (seconds > most + std::min(delay, most)) return std::string("\n") + text;
   std::printf("EXCUSED: %s; threads waited %.2f s for a processor\n", text,
               delay);
   return "";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ?isolate=0: the network helpers are threads of the ranks' processes, with the
+// ?isolate=0: the network helpers are threads of the ranks' process, with the
 // same code and the same bits.
 
 #include <gtest/gtest.h>
@@ -16,50 +16,39 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/comm/tcp_hosts.h"
 #include "tests/core/engine/rank_training.h"
-#include "tests/ranks/ranks.h"
-#include "tests/ranks/shared.h"
 
 namespace shard::in_process_helper_test {
 namespace {
 
-using testing::Rank;
-using testing::RunRanks;
-using testing::Shared;
 using testing::TcpHosts;
 
-constexpr int kHosts = 2;
 constexpr int kRanksOfHost = 2;
-constexpr int kRanks = kHosts * kRanksOfHost;
-struct Board {
-  float params[kRanks][kSmallElements];
-};
+constexpr int kRanks = 2 * kRanksOfHost;
 
-TEST(InProcessHelperTest, TwoHostsTrainInOneProcessEach) {
+// Both hosts are threads of this process: its exit waits for their helpers.
+TEST(InProcessHelperTest, TwoHostsTrain) {
   const TcpHosts hosts({0, kRanksOfHost, kRanks}, "isolate=0");
+  // No program could be started.
+  ASSERT_EQ(::setenv("SHARD_NETWORK_HELPER", "/nowhere/shard-network", 1), 0);
   for (const int stage : {0, 1}) {
     SCOPED_TRACE(stage);
     const Training training = SmallTraining(kRanks, stage);
-    const Shared<Board> board;
-    ExpectAllPassed(RunRanks(kHosts, [&](const Rank& host) {
-      // No program could be started.
-      ::setenv("SHARD_NETWORK_HELPER", "/nowhere/shard-network", 1);
-      const int first = host.rank() * kRanksOfHost;
-      ASSERT_OK(hosts.Enter(first));
-      std::vector<std::thread> threads;
-      for (int rank = first; rank < first + kRanksOfHost; ++rank) {
-        threads.emplace_back([&, rank] {
-          TrainRank(training, hosts.Url(rank),
-                    {.rank = rank, .world_size = kRanks}, board->params[rank]);
-        });
-      }
-      for (std::thread& thread : threads) thread.join();
-    }));
+    float params[kRanks][kSmallElements] = {};
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      threads.emplace_back([&, rank] {
+        ASSERT_OK(hosts.Enter(rank));
+        TrainRank(training, hosts.Url(rank),
+                  {.rank = rank, .world_size = kRanks}, params[rank]);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
     std::vector<float> expected;
     for (const std::vector<float>& values : Train(training)) {
       expected.insert(expected.end(), values.begin(), values.end());
     }
-    for (const auto& params : board->params) {
-      EXPECT_TRUE(std::equal(expected.begin(), expected.end(), params));
+    for (const auto& values : params) {
+      EXPECT_TRUE(std::equal(expected.begin(), expected.end(), values));
     }
   }
 }

@@ -69,7 +69,7 @@ std::map<bool, std::vector<uint32_t>> SetsByKind() {
 // What the warning counts on: that only the multiply-add makes bits differ.
 TEST(InstructionSetsTest, UpdatesHaveTheSameBitsOnAllSetsOfAKind) {
   if (SetsByKind().size() == Targets().size()) {
-    GTEST_SKIP() << "this machine has one instruction set of each kind";
+    GTEST_SKIP() << "there is one instruction set of each kind here";
   }
   for (const char* const optimizer :
        {"adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw",
@@ -180,7 +180,7 @@ TEST(InstructionSetsTest, HostsOfOneKindHaveTheSameBitsWithoutAWarning) {
     return std::vector<uint32_t>();
   }();
   if (targets.empty()) {
-    GTEST_SKIP() << "this machine has one instruction set of each kind";
+    GTEST_SKIP() << "there is one instruction set of each kind here";
   }
   const uint32_t first = targets.front();
   const Shared<Board> alike;

@@ -62,14 +62,17 @@ inline void TrainRank(const Training& training, const std::string& url,
     ASSERT_OK((*engine)->BroadcastParams(0));
     for (int step = 1; step <= training.steps; ++step) {
       for (size_t p = 0; p < count; ++p) {
+        const auto grad = (*engine)->Grad(static_cast<ParamId>(p));
+        ASSERT_OK(grad);
         Store(DType::kF32, GradientValues(training, options.rank, step, p),
-              (*engine)->Grad(static_cast<ParamId>(p))->data);
+              grad->data);
       }
       ASSERT_OK((*engine)->Step(training.step, nullptr));
       ASSERT_OK((*engine)->ZeroGrad());
     }
     for (size_t p = 0; p < count; ++p) {
       const auto tensor = (*engine)->Param(static_cast<ParamId>(p));
+      ASSERT_OK(tensor);
       params = std::copy_n(static_cast<const float*>(tensor->data),
                            tensor->numel, params);
     }

@@ -66,6 +66,7 @@ struct Fault {
   int microseconds = 0;   // Which pass then.
   bool on_chain = false;  // Sums pass from host to host.
   double meet_seconds = kMeetSeconds;
+  double deadline_seconds = kDeadlineSeconds;
   bool of_host() const { return kind >= Kind::kKillHelper; }
   std::string ToString() const {
     return StrCat(NameOf(kind), " ", target, " after ", after_loops,
@@ -101,9 +102,9 @@ struct Board {
 };
 
 // Calls collectives of every kind until one fails.
-Status Work(Communicator* comm, Board* board) {
+Status Work(Communicator* comm, Board* board, double deadline_seconds) {
   const int rank = comm->rank();
-  const auto soon = [] { return Deadline::After(kDeadlineSeconds); };
+  const auto soon = [&] { return Deadline::After(deadline_seconds); };
   const RankSet all = RankSet::All(comm->world_size());
   const auto ranks = static_cast<size_t>(comm->world_size());
   std::vector<float> tensor(30'000);
@@ -207,17 +208,19 @@ void HostFaultsTest::RunWith(int world_size, const Fault& fault) {
     }
     ASSERT_OK(hosts_->Enter(HostOf(begins, me)));
     board->pids[me] = ::getpid();
-    const CommOptions options = {
-        .rank = me, .world_size = world_size, .timeout = kDeadlineSeconds};
+    const CommOptions options = {.rank = me,
+                                 .world_size = world_size,
+                                 .timeout = fault.deadline_seconds};
     auto comm = OpenCommunicator(url, options);
     const Status status =
-        comm.ok() ? Work(comm->get(), &*board) : comm.status();
+        comm.ok() ? Work(comm->get(), &*board, fault.deadline_seconds)
+                  : comm.status();
     const double seconds = Now() - board->fault_at;
     board->ended[me] = true;
     rank.Report(StrCat(seconds, " s: ", status.ToString()));
     EXPECT_GT(board->fault_at, 0) << status.ToString();
     const double bound =
-        fault.after_loops < 0 ? fault.meet_seconds : kDeadlineSeconds;
+        fault.after_loops < 0 ? fault.meet_seconds : fault.deadline_seconds;
     EXPECT_LT(seconds, bound + 1 + kSlackSeconds) << status.ToString();
     EXPECT_FALSE(status.ok());
     if (fault.after_loops < 0) return;
@@ -283,12 +286,14 @@ TEST_F(HostFaultsTest, EachKindOnAChain) {
 }
 
 // Silence counts by the time of a wait, too, so that a host is lost before the
-// others run out of time, however long hosts may take to meet.
+// others run out of time, however long hosts may take to meet: a quarter of
+// that is longer than the deadline.
 TEST_F(HostFaultsTest, ASilentHostIsLostBeforeADeadline) {
   RunWith(3, {.kind = Kind::kCutLink,
               .target = 1,
               .after_loops = 3,
-              .meet_seconds = 60});
+              .meet_seconds = 60,
+              .deadline_seconds = 4});
 }
 
 TEST_F(HostFaultsTest, WhileTheyMeet) {
