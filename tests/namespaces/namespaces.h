@@ -30,11 +30,14 @@ class Namespaces {
     uint64_t received = 0;
     // As the interface counts: large ones, if it may.
     uint64_t packets_sent = 0;
+    uint64_t segments_resent = 0;  // TCP's, of at most 1,448 bytes.
 
     // Returns the bytes sent without the headers of Ethernet (14), IPv4 (20)
-    // and TCP with its time stamps (32), which is about what TCP carries:
-    // other packets make it less, and segments that are sent again more.
-    uint64_t payload_sent() const { return sent - 66 * packets_sent; }
+    // and TCP with its time stamps (32), and without what TCP has sent again:
+    // about what it carries. Other packets and short segments make it less.
+    uint64_t payload_sent() const {
+      return sent - 66 * packets_sent - 1448 * segments_resent;
+    }
   };
 
   // Makes `hosts` namespaces, at most 200. The first call of a process moves it
