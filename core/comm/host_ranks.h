@@ -18,7 +18,7 @@ namespace shard {
 
 class HostRanks {
  public:
-  // Of no ranks.
+  // Describes no ranks.
   HostRanks() = default;
   // `firsts`: by rank, the first rank of its host. Those of a host are
   // neighbours.

@@ -19,7 +19,8 @@ namespace {
 
 constexpr const char* kPhase = "broadcast parameters";
 constexpr int64_t kPiece = 1 << 20;  // Bytes.
-// Of a broadcast to hosts, whose rounds follow each other without a wait.
+// A broadcast to hosts has larger ones: its rounds follow each other without a
+// wait.
 constexpr size_t kHostPiece = 16 << 20;
 
 }  // namespace

@@ -17,7 +17,8 @@
 
 namespace shard {
 
-// What the kernels of a rank run on (kernels/cpu/target.h).
+// The instruction set on which the kernels of a rank run
+// (kernels/cpu/target.h).
 struct InstructionSet {
   std::string name;
   bool fuses = false;
