@@ -223,29 +223,33 @@ void HostHelper::OnEmpty() {
 // --- their memory ---
 
 void HostHelper::OnRegionRequest(int rank, const LocalEnd::Request& request) {
-  const auto region = TakeRegion(rank, request);
-  if (!region.ok()) {
-    local_end_->RefuseRegion(rank, request.number, region.status());
+  const auto memory = TakeRegion(rank, request);
+  if (!memory.ok()) {
+    local_end_->RefuseRegion(rank, request.number, memory.status());
     return;
   }
-  local_end_->SendRegion(rank, request.number, request.bytes,
-                         (*region)->memory.get());
+  local_end_->SendRegion(rank, request.number, request.bytes, *memory);
 }
 
-StatusOr<const HostHelper::SharedRegion*> HostHelper::TakeRegion(
-    int rank, const LocalEnd::Request& request) {
+StatusOr<int> HostHelper::TakeRegion(int rank,
+                                     const LocalEnd::Request& request) {
   if (!was_welcomed_) {
     return FailedPrecondition("rank ", rank,
                               " asks for memory before the ranks have met");
   }
-  const auto found = regions_.find(request.key);
+  auto found = regions_.find(request.key);
   if (found == regions_.end()) {
-    SHARD_ASSIGN_OR_RETURN(SharedRegion made, MakeRegion(request));
-    // All ranks of this host ask for what one of them asks for.
-    for (const int each : local_end_->ranks()) made.ranks.insert(each);
-    return &regions_.emplace(request.key, std::move(made)).first->second;
+    SharedRegion region = {.bytes = request.bytes, .layout = request.layout};
+    // All ranks of this host ask for what one of them asks for, and get the
+    // same answer.
+    for (const int each : local_end_->ranks()) region.ranks.insert(each);
+    auto made = MakeRegion(request);
+    region.refusal = made.status();
+    if (made.ok()) region.memory = *std::move(made);
+    found = regions_.emplace(request.key, std::move(region)).first;
   }
-  SharedRegion& region = found->second;
+  const SharedRegion& region = found->second;
+  SHARD_RETURN_IF_ERROR(region.refusal);
   if (region.bytes != request.bytes || !(region.layout == request.layout)) {
     return Status(StatusCode::kDesync,
                   StrCat("rank ", rank, " asks for ", request.bytes,
@@ -253,16 +257,12 @@ StatusOr<const HostHelper::SharedRegion*> HostHelper::TakeRegion(
                          region.bytes, " bytes, or with another layout"),
                   rank);
   }
-  return &region;
+  return region.memory.get();
 }
 
-StatusOr<HostHelper::SharedRegion> HostHelper::MakeRegion(
-    const LocalEnd::Request& request) {
-  SharedRegion region;
-  SHARD_ASSIGN_OR_RETURN(region.memory,
+StatusOr<Fd> HostHelper::MakeRegion(const LocalEnd::Request& request) {
+  SHARD_ASSIGN_OR_RETURN(Fd region,
                          shm::CreateMemory("libshard-net", request.bytes));
-  region.bytes = request.bytes;
-  region.layout = request.layout;
   if (request.layout.kind == RegionKind::kOfHost) return region;
   const bool is_block = request.layout.kind == RegionKind::kBlock;
   const direct::CellRing ring = {request.layout.cells,
@@ -278,7 +278,7 @@ StatusOr<HostHelper::SharedRegion> HostHelper::MakeRegion(
   // A block's pages are written here too, so a lack of memory must be an error
   // now; those of tensors are committed as they are used.
   SHARD_ASSIGN_OR_RETURN(Mapping mapping,
-                         shm::MapMemory(region.memory.get(), request.bytes, 0,
+                         shm::MapMemory(region.get(), request.bytes, 0,
                                         is_block ? request.bytes : 0));
   auto memory = std::make_shared<const Mapping>(std::move(mapping));
   SHARD_RETURN_IF_ERROR(
@@ -295,7 +295,8 @@ void HostHelper::OnRelease(int rank, std::string_view key) {
 void HostHelper::DropRegion(Regions::iterator region, int rank) {
   region->second.ranks.erase(rank);
   if (!region->second.ranks.empty()) return;
-  if (region->second.layout.kind == RegionKind::kBlock) {
+  if (region->second.refusal.ok() &&
+      region->second.layout.kind == RegionKind::kBlock) {
     mirror_->RemoveBlock(region->first);
   }
   regions_.erase(region);

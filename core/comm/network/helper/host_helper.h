@@ -53,12 +53,13 @@ class HostHelper final : public LocalEnd::Listener {
   void OnWarning(std::string_view text) override { warn_(text); }
 
  private:
-  // Memory for the ranks that have asked for one key.
+  // Memory for the ranks that ask for one key.
   struct SharedRegion {
-    Fd memory;
     size_t bytes = 0;
     RegionLayout layout;
-    std::set<int> ranks;
+    std::set<int> ranks;  // Those that have not released it.
+    Status refusal;       // Why there is none.
+    Fd memory;
   };
   using Regions = std::map<std::string, SharedRegion, std::less<>>;
 
@@ -75,10 +76,11 @@ class HostHelper final : public LocalEnd::Listener {
   // Copies what the ranks have written since they rang.
   void HandleBell();
 
-  StatusOr<const SharedRegion*> TakeRegion(int rank,
-                                           const LocalEnd::Request& request);
+  // Returns the descriptor of the memory of a key, which is made, or refused,
+  // for all ranks when the first of them asks.
+  StatusOr<int> TakeRegion(int rank, const LocalEnd::Request& request);
   // Makes memory, and mirrors it.
-  StatusOr<SharedRegion> MakeRegion(const LocalEnd::Request& request);
+  StatusOr<Fd> MakeRegion(const LocalEnd::Request& request);
   void DropRegion(Regions::iterator region, int rank);
   // Returns whether `rank` is one of this host, as far as that is known.
   bool IsOfThisHost(int rank) const;

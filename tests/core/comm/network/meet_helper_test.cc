@@ -519,6 +519,44 @@ TEST(MeetHelperTest, AReleasedRegionIsMadeAnew) {
   }));
 }
 
+// A rank that had memory which others lack would keep the helper's until it
+// ends.
+TEST(MeetHelperTest, ARegionThatOneRankIsRefusedIsRefusedToAll) {
+  const std::string key = UniqueName();
+  ExpectAllPassed(RunRanks(2, [&](const Rank& rank) {
+    const auto opened = MeetHelper(OptionsFor(key, rank.rank(), 2));
+    ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+    HelperConnection* const met = opened->get();
+    const auto shared = met->RequestRegion("turns", {}, 64, Soon());
+    ASSERT_TRUE(shared.ok()) << shared.status().ToString();
+    auto* const turns = reinterpret_cast<std::atomic<int>*>(shared->data());
+    const auto await = [&](int turn) {
+      return ComesTrue([&] { return *turns == turn; });
+    };
+    const network::RegionLayout right = {
+        .kind = network::RegionKind::kBlock, .cells = 2, .payload_bytes = 100};
+    network::RegionLayout wrong = right;
+    wrong.cells = 1;
+    ASSERT_TRUE(await(rank.rank()));
+    ExpectError(met->RequestRegion("a", rank.rank() == 0 ? wrong : right, 10000,
+                                   Soon()),
+                StatusCode::kInvalidArgument, {"'a'", "with 1 cells"});
+    EXPECT_TRUE(met->ReleaseRegion("a", Soon()).ok());
+    ++*turns;
+    // Both have released it. The helper reads what one rank sends in order, and
+    // knows of rank 1's release when it has answered its next request.
+    if (rank.rank() == 1) {
+      EXPECT_TRUE(met->RequestRegion("b", {}, 1, Soon()).ok());
+      ++*turns;
+    }
+    ASSERT_TRUE(await(3 + rank.rank()));
+    const auto anew = met->RequestRegion("a", right, 10000, Soon());
+    EXPECT_TRUE(anew.ok()) << anew.status().ToString();
+    ++*turns;
+    EXPECT_TRUE(ComesTrue([&] { return *turns == 5; }));
+  }));
+}
+
 TEST(MeetHelperTest, ThreadsOfARankShareItsConnection) {
   ExpectAllPassed(RunRanks(1, [&](const Rank&) {
     const auto met = MeetHelper(OptionsFor(UniqueName(), 0, 1));
