@@ -89,7 +89,7 @@ class HostUpdates::Lane {
     AddWindow(list, range, window, slot, slot + slot_.grad_bytes, &list_);
     std::byte* const param = static_cast<std::byte*>(range.param) +
                              window.begin * DTypeSize(range.param_dtype);
-    windows_.push_back({window, param, HasGaps(list_.ranges.back())});
+    windows_.push_back({window, param});
   }
 
   // Updates this lane's windows of a range.
@@ -118,17 +118,24 @@ class HostUpdates::Lane {
   struct Placed {
     Window window;
     std::byte* param;  // The window's, on the device.
-    bool has_gaps;     // The update leaves padding between parameters alone.
   };
 
-  // Returns whether the update skips elements between parameters.
-  bool HasGaps(const UpdateRange& window) const {
-    if (!window.ByParam() && !window.is_tensor) return false;
+  // Returns whether the step writes all elements of a window: it may leave
+  // padding alone, and parameters that miss their gradients.
+  bool WritesAll(const UpdateRange& window, const StepBlock& block) const {
     size_t written = 0;
-    for (const UpdateSlice& slice : list_.SlicesOf(window)) {
-      written += slice.count;
+    if (window.is_tensor) {
+      for (const UpdateSlice& slice : list_.SlicesOf(window)) {
+        const uint32_t row = block.RowOf(window.group, slice.position);
+        if (row != kNotStepped) written += slice.count;
+      }
+    } else {
+      ForEachRun(list_, window, block,
+                 [&](size_t, size_t count, uint32_t, const UpdateSlice&) {
+                   written += count;
+                 });
     }
-    return written != window.count;
+    return written == window.count;
   }
 
   std::byte* SlotOf(size_t window) const {
@@ -143,8 +150,7 @@ class HostUpdates::Lane {
                   static_cast<const std::byte*>(grads) + window.begin * size,
                   window.count * size);
     // Elements that the update does not write are stored as they were.
-    if (range.master == nullptr || windows_[w].has_gaps ||
-        block.has_param_rows()) {
+    if (range.master == nullptr || !WritesAll(range, block)) {
       copies_->Copy(range.param, windows_[w].param,
                     window.count * DTypeSize(range.param_dtype));
     }
