@@ -66,9 +66,9 @@ done
 # Every optimizer that GPUs have in five combinations of dtypes, and more.
 grep -qE "^bits +passed +16[0-9] of 16[0-9] checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
-grep -qE "^nccl +passed +19 of 19 checks" "$TEST_TMPDIR/out" ||
+grep -qE "^nccl +passed +20 of 20 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
-grep -qE "^graphs +passed +4 of 4 checks" "$TEST_TMPDIR/out" ||
+grep -qE "^graphs +passed +7 of 7 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 grep -qE "^offload +passed +14 of 14 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
@@ -245,7 +245,7 @@ for line in "a step in one kernel: not run: .* several ranks" \
 done
 (export SHARD_FAKE_NCCL_VERSION=23102 && check --part nccl) ||
   fail "$(<"$TEST_TMPDIR/out")"
-grep -qE "^nccl +passed +20 of 20 checks" "$TEST_TMPDIR/out" ||
+grep -qE "^nccl +passed +21 of 21 checks" "$TEST_TMPDIR/out" ||
   fail "$(<"$TEST_TMPDIR/out")"
 fault=ncclGetPeerDevicePointer:1:3
 (export SHARD_FAKE_NCCL_VERSION=23102 SHARD_FAKE_NCCL_FAIL="$fault" &&

@@ -120,12 +120,16 @@ class Host {
 }  // namespace
 
 void Graphs(const Options& options, Report* report) {
-  std::vector<std::string> optimizers = {"adamw?lr=0.01", "lamb?lr=0.01",
-                                         "adafactor?lr=0.01"};
+  std::vector<std::string> optimizers = {"adamw?lr=0.01",
+                                         "adamw?lr=0.01&states=q8",
+                                         "lamb?lr=0.01", "adafactor?lr=0.01"};
   const std::string no_cublas =
       nlohmann::json::parse(devices_json())["cuda"]["cublas"]["error"];
   if (no_cublas.empty()) {
-    optimizers.emplace_back("muon?lr=0.01");
+    for (const char* const precision : {"highest", "high", "medium"}) {
+      optimizers.push_back(std::string("muon?lr=0.01&matmul_precision=") +
+                           precision);
+    }
   } else {
     report->Text("muon", "not run: " + no_cublas);
   }
