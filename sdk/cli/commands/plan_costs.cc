@@ -50,8 +50,9 @@ Json AdviceJson(const FitAdvice& advice) {
           {"options", advice.options}};
 }
 
-// Returns the line below the table where no plan fits.
-std::string AdviceText(const FitAdvice& advice) {
+// Returns the line below the table where no plan fits. `offloads`: offload was
+// tried, too.
+std::string AdviceText(const FitAdvice& advice, bool offloads) {
   const Shortfall& least = advice.fit.least();
   std::string text =
       "\nNothing fits. Stage " + std::to_string(advice.nearest.stage) + " on " +
@@ -64,9 +65,9 @@ std::string AdviceText(const FitAdvice& advice) {
            " A plan is not changed: plan the model with other options.\n";
   }
   if (advice.options.empty()) {
-    return text +
-           " No stage, narrower optimizer states or up to 4096 ranks that "
-           "were tried make it fit.\n";
+    return text + " No stage, narrower optimizer states" +
+           (offloads ? ", offload" : "") +
+           " or up to 4096 ranks that were tried make it fit.\n";
   }
   for (size_t i = 0; i < advice.options.size(); ++i) {
     const std::string& option = advice.options[i];
@@ -310,9 +311,17 @@ void PlanCosts::PrintTable(const PlannedModel& model,
       model.optimizer.starts_with("muon")) {
     text +=
         "\nNot counted is the workspace of cuBLAS for muon's products: at most "
-        "32 MiB for each rank.\n";
+        "32 MiB for each rank.";
+    if (std::ranges::any_of(rows_, [](const Row& row) {
+          return !row.fit.fits() && row.fit.fits_with_offload();
+        })) {
+      text += " With offload the host makes these products.";
+    }
+    text += "\n";
   }
-  if (advice != nullptr) text += AdviceText(*advice);
+  if (advice != nullptr) {
+    text += AdviceText(*advice, IsGpuWithStates(rank_.limits.device));
+  }
   PrintText(text + WarningsText());
 }
 

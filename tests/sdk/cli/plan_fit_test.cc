@@ -68,6 +68,10 @@ TEST_F(PlanFitTest, SaysWhichOptionsFit) {
             "Nothing fits. Stage 1 on 1 rank comes nearest: 72.0 MiB missing. "
             "No stage, narrower optimizer states or up to 4096 ranks that were "
             "tried make it fit.\n");
+  EXPECT_EQ(last_line({"--ranks", "1", "--memory", "8MiB", "--device", "cuda"}),
+            "Nothing fits. Stage 1 on 1 rank comes nearest: 32.0 MiB missing "
+            "with offload. No stage, narrower optimizer states, offload or up "
+            "to 4096 ranks that were tried make it fit.\n");
 }
 
 // 10 MiB of bf16 parameters have fp32 gradients of 20 MiB, and masters as much
@@ -98,6 +102,10 @@ TEST_F(PlanFitTest, SaysThatTheWorkspaceOfCublasIsNotCounted) {
   };
   EXPECT_TRUE(has_note("muon", {"--device", "cuda"}));
   EXPECT_TRUE(has_note("muon?lr=0.1", {"--device", "cuda:1", "--memory", "1"}));
+  EXPECT_TRUE(Has(
+      Plan({"--device", "cuda", "--memory", "50MiB", "--optimizer", "muon"})
+          .out,
+      "32 MiB for each rank. With offload the host makes these products.\n"));
   EXPECT_FALSE(has_note("muon", {"--device", "cuda?offload=states"}));
   EXPECT_FALSE(has_note("muon", {"--device", "cpu"}));
   EXPECT_FALSE(has_note("muon", {}));
