@@ -50,6 +50,8 @@ Entry::Entry(const char* symbol, const Comm* comm, bool takes_comm, int since)
                             ? record_.symbol + " fails, as the test wants"
                             : fault->text);
   } else if (takes_comm && comm_ == nullptr) {
+    state_->Add(ViolationKind::kAfterEnd,
+                record_.symbol + " is called without a communicator");
     Fail(Result::kInvalidArgument,
          record_.symbol + " : comm argument is NULL or unknown");
   } else if (comm_ != nullptr && comm_->ended_by != nullptr) {

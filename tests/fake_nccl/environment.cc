@@ -13,6 +13,7 @@
 //   SHARD_FAKE_NCCL_KILL=RANK,...                 as Kill
 //   SHARD_FAKE_NCCL_HANG=SYMBOL,...               as HangCalls, for ever
 //   SHARD_FAKE_NCCL_DEADLINE=MILLISECONDS
+//   SHARD_FAKE_NCCL_CALL_DELAY=MICROSECONDS
 //   SHARD_FAKE_NCCL_RANK_ORDER=1  as Options::sums_in_rank_order
 //   SHARD_FAKE_NCCL_STRICT=1    The process fails at its end where there are
 //                               violations, or something is alive.
@@ -76,6 +77,9 @@ void ReadOptions(Options* options) {
   }
   for (const auto& it : Items("SHARD_FAKE_NCCL_DEADLINE")) {
     options->deadline = std::chrono::milliseconds(std::stoi(it.at(0)));
+  }
+  for (const auto& it : Items("SHARD_FAKE_NCCL_CALL_DELAY")) {
+    options->call_delay = std::chrono::microseconds(std::stoi(it.at(0)));
   }
   options->sums_in_rank_order =
       std::getenv("SHARD_FAKE_NCCL_RANK_ORDER") != nullptr;

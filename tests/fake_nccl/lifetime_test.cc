@@ -234,6 +234,9 @@ TEST_F(LifetimeTest, NullIsEnded) {
   EXPECT_NCCL(ncclCommDestroy(nullptr));
   EXPECT_NCCL(ncclCommAbort(nullptr));
   EXPECT_EQ(ncclCommFinalize(nullptr), Result::kInvalidArgument);
+  EXPECT_EQ(ViolationText(),
+            "ncclCommFinalize is called without a communicator\n");
+  ClearViolations();
 }
 
 TEST_F(LifetimeTest, FinalizingWaitsForKernels) {

@@ -377,6 +377,24 @@ TEST(NcclGraphTest, AReplayThatNoRankLaunchesDoesNotCount) {
   });
 }
 
+// A launch too many of all ranks, whose collectives meet, and then a launch
+// that is asked for: the next call of all says so, once.
+TEST(NcclGraphTest, LaunchesWithoutBeforeReplayAreFoundOnAllRanks) {
+  RunAfterReplay([](Host* host, Communicator*) {
+    const std::vector<std::byte> before = host->Params();
+    host->CopyGrads(2, true);
+    host->Launch();
+    EXPECT_FALSE(host->Params() == before);
+    ExpectError(host->Replay(Clipped()), StatusCode::kFailedPrecondition,
+                {"rank 0", "launched without before_replay, or twice"});
+    EXPECT_EQ(host->engine()->step(), 1);
+    host->CopyGrads(3, true);
+    ASSERT_OK(host->Replay(Clipped()));
+    ASSERT_OK(host->engine()->AwaitStep());
+    EXPECT_EQ(host->engine()->step(), 2);
+  });
+}
+
 TEST(NcclGraphTest, ACollectiveOfAReplayThatIsStuckEnds) {
   RunAfterReplay([](Host* host, Communicator* comm) {
     if (comm->rank() == 0) testing::fake_nccl::StickAt(2, {.rank = 1});

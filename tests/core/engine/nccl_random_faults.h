@@ -168,14 +168,21 @@ inline std::vector<uint64_t> NumbersOf(uint64_t calls) {
   return numbers;
 }
 
-inline Case Draw(Kind kind, bool is_hybrid, uint64_t seed) {
+// The ranks that a fault is drawn for.
+enum class Ranks {
+  kThree,
+  kTwoOrFour,
+  kHybrid,  // Four, in two groups.
+};
+
+inline Case Draw(Kind kind, Ranks ranks, uint64_t seed) {
   Dice dice(seed);
   Case drawn;
   drawn.kind = kind;
   Form& form = drawn.form;
   form.stage = dice.Roll(4);
-  form.world_size = 2 + dice.Roll(3);
-  if (is_hybrid) MakeHybrid(&form);
+  form.world_size = ranks == Ranks::kThree ? 3 : 2 + 2 * dice.Roll(2);
+  if (ranks == Ranks::kHybrid) MakeHybrid(&form);
   form.overlap = dice.Chance(50);
   form.reports = dice.Chance(50);
   form.deterministic = dice.Chance(50);
@@ -195,7 +202,8 @@ inline Case Draw(Kind kind, bool is_hybrid, uint64_t seed) {
       break;
     case Kind::kNeverDone:
       drawn.symbol = dice.Pick<std::string>(
-          {"ncclCommInitRankConfig", is_hybrid ? "ncclCommSplit" : "",
+          {"ncclCommInitRankConfig",
+           ranks == Ranks::kHybrid ? "ncclCommSplit" : "",
            "ncclCommWindowRegister", "ncclGroupEnd"});
       if (drawn.symbol == "ncclGroupEnd") {
         drawn.number = static_cast<uint64_t>(1 + dice.Roll(10));

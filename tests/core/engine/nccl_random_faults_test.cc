@@ -5,7 +5,8 @@
 // is known; later calls have that error, too; nothing is left; and new engines
 // in the same process train right. Each call is timed, and is excused, which is
 // printed, by the time alone that threads have waited for a processor.
-// SHARD_TEST_LONG tries 1,000 faults that have come, SHARD_TEST_SEED one seed.
+// SHARD_TEST_LONG tries 1,000 faults of three ranks that have come, and 200
+// each of others; SHARD_TEST_SEED one seed.
 
 #include "tests/core/engine/nccl_random_faults.h"
 
@@ -40,6 +41,7 @@ using nccl_random_faults::Case;
 using nccl_random_faults::Kind;
 using nccl_random_faults::kLong;
 using nccl_random_faults::kSteps;
+using nccl_random_faults::Ranks;
 using testing::ResetWithNccl;
 namespace fake_cuda = testing::fake_cuda;
 namespace fake_nccl = testing::fake_nccl;
@@ -144,13 +146,13 @@ class NcclRandomTest : public ::testing::TestWithParam<int> {
   }
 
   // Draws faults until one has come.
-  static void RunUntilOneComes(int seed, bool is_hybrid) {
+  static void RunUntilOneComes(int seed, Ranks ranks) {
     constexpr int kDraws = 50;
     // In turn, so that few seeds have all of them.
     const auto kind = static_cast<Kind>(seed % nccl_random_faults::kFaults);
     for (int draw = 0; draw < kDraws && !HasFailure(); ++draw) {
       const Case drawn = Draw(
-          kind, is_hybrid,
+          kind, ranks,
           static_cast<uint64_t>(seed) * kDraws + static_cast<uint64_t>(draw));
       if (Run(drawn, StrCat("SHARD_TEST_SEED=", seed, " is ", drawn.Text()))) {
         ++faults[drawn.form.world_size];
@@ -164,14 +166,20 @@ class NcclRandomTest : public ::testing::TestWithParam<int> {
 class NcclRandomFaultsTest : public NcclRandomTest {};
 
 TEST_P(NcclRandomFaultsTest, EndsInTimeAndTrainsAgain) {
-  RunUntilOneComes(GetParam(), false);
+  RunUntilOneComes(GetParam(), Ranks::kThree);
+}
+
+class NcclRandomFaultsOfOthersTest : public NcclRandomTest {};
+
+TEST_P(NcclRandomFaultsOfOthersTest, EndsInTimeAndTrainsAgain) {
+  RunUntilOneComes(GetParam(), Ranks::kTwoOrFour);
 }
 
 // Ranks in groups, which have communicators of their own.
 class NcclRandomHybridFaultsTest : public NcclRandomTest {};
 
 TEST_P(NcclRandomHybridFaultsTest, EndsInTimeAndTrainsAgain) {
-  RunUntilOneComes(GetParam(), true);
+  RunUntilOneComes(GetParam(), Ranks::kHybrid);
 }
 
 class NcclSlowCallsTest : public NcclRandomTest {};
@@ -179,7 +187,8 @@ class NcclSlowCallsTest : public NcclRandomTest {};
 TEST_P(NcclSlowCallsTest, AreNoFault) {
   const int seed = GetParam();
   const Case drawn =
-      Draw(Kind::kSlowCalls, seed % 4 == 0, static_cast<uint64_t>(seed));
+      Draw(Kind::kSlowCalls, seed % 4 == 0 ? Ranks::kHybrid : Ranks::kThree,
+           static_cast<uint64_t>(seed));
   EXPECT_FALSE(
       Run(drawn, StrCat("SHARD_TEST_SEED=", seed, " is ", drawn.Text())));
 }
@@ -192,13 +201,17 @@ std::pair<int, int> Seeds(int most, int in_long_form) {
   }
   return {0, std::getenv("SHARD_TEST_LONG") != nullptr ? in_long_form : most};
 }
-const auto kFaultSeeds = Seeds(kSanitized ? 8 : 18, 1000);
+const auto kFaultSeeds = Seeds(kSanitized ? 6 : 14, 1000);
+const auto kOtherSeeds = Seeds(kSanitized ? 2 : 4, 200);
 const auto kHybridSeeds = Seeds(kSanitized ? 2 : 4, 200);
 const auto kSlowSeeds = Seeds(2, 100);
 
 INSTANTIATE_TEST_SUITE_P(Seeds, NcclRandomFaultsTest,
                          ::testing::Range(kFaultSeeds.first,
                                           kFaultSeeds.second));
+INSTANTIATE_TEST_SUITE_P(Seeds, NcclRandomFaultsOfOthersTest,
+                         ::testing::Range(kOtherSeeds.first,
+                                          kOtherSeeds.second));
 INSTANTIATE_TEST_SUITE_P(Seeds, NcclRandomHybridFaultsTest,
                          ::testing::Range(kHybridSeeds.first,
                                           kHybridSeeds.second));

@@ -34,6 +34,7 @@ namespace shard::nccl_sums_test {
 namespace {
 
 using cuda_training::Fill;
+using nccl_training::Form;
 using nccl_training::MakeEngineOn;
 using testing::FakeNccl;
 using testing::fake_nccl::Counts;
@@ -428,6 +429,68 @@ INSTANTIATE_TEST_SUITE_P(
                       Sums{1, 0, true, 3, true, DType::kF16},
                       Sums{3, 0, true, 3, true, DType::kF16}),
     [](const auto& info) { return info.param.Name(); });
+
+// What steps of other forms move is the same, too.
+struct Moves {
+  const char* name;
+  Form form;
+  bool joins = false;  // Rank 1 joins after its first step.
+};
+
+class NcclMovesTest : public ::testing::TestWithParam<Moves> {};
+
+TEST_P(NcclMovesTest, AreThoseOfProcessors) {
+  const Moves& moves = GetParam();
+  const Form& form = moves.form;
+  const auto plan = nccl_training::MakePlan(form);
+  std::vector<std::string> moved[2];
+  for (const bool on_gpus : {false, true}) {
+    const FakeNccl fake(Gpus(form.world_size));
+    auto& texts = moved[on_gpus];
+    texts.resize(static_cast<size_t>(form.world_size));
+    RunThreadRanks(
+        form.world_size,
+        [&](const std::shared_ptr<Communicator>& comm) {
+          nccl_training::RankTraining training(form, plan, comm, 20,
+                                               on_gpus ? "cuda" : "cpu");
+          ASSERT_OK(training.Create());
+          ASSERT_OK(training.Fill());
+          ASSERT_OK(training.Synchronize());
+          const MovedCounts filled = CountMoved(*comm);
+          const bool joins = moves.joins && comm->rank() == 1;
+          for (int step = 1; step <= (joins ? 1 : 3); ++step) {
+            ASSERT_OK(training.Step(step));
+          }
+          int64_t steps = 0;
+          if (moves.joins) ASSERT_OK(training.Join(&steps));
+          EXPECT_EQ(steps, joins ? 2 : 0);
+          ASSERT_OK(training.Synchronize());
+          texts[static_cast<size_t>(comm->rank())] =
+              TextSince(filled, CountMoved(*comm));
+        },
+        30, "direct=0");
+  }
+  EXPECT_EQ(moved[1], moved[0]);
+  EXPECT_NE(moved[1][0].find("reduce: "), std::string::npos);
+  EXPECT_EQ(moved[1][0].find("reduce: 0 calls"), std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Forms, NcclMovesTest,
+    ::testing::Values(
+        Moves{"overlap", {.stage = 2, .overlap = true}},
+        Moves{"passes", {.stage = 3, .passes = 2}},
+        Moves{"prefetch", {.stage = 3, .prefetch = 2, .units = 8}},
+        Moves{"whole_grads", {.stage = 3, .whole_grads = true, .passes = 2}},
+        Moves{"kept", {.stage = 3, .keep_after_forward = true}},
+        Moves{"f32_grads",
+              {.stage = 2, .dtype = DType::kBF16, .f32_grads = true}},
+        Moves{"missing", {.stage = 1, .lacks = 1}},
+        Moves{"missing_of_groups",
+              {.world_size = 4, .stage = 3, .shard_group_size = 2, .lacks = 1}},
+        Moves{"join_of_stage1", {.stage = 1}, true},
+        Moves{"join_of_stage3", {.stage = 3}, true}),
+    [](const auto& info) { return info.param.name; });
 
 // An NCCL that registers nothing moves and adds the same.
 TEST(NcclMemoryTest, RegisteredMemoryHasTheSameBits) {

@@ -56,6 +56,8 @@ if [ "$SHARD_TEST_DEVICE" = fake_nccl ]; then
   SHARD_FAKE_CUDA_STRICT=1
   SHARD_FAKE_NCCL_STRICT=1
   SHARD_FAKE_CUDA_DEVICES=64
+  # Two calls at once on a communicator are seen where calls take their time.
+  [ -z "${SHARD_TEST_LONG-}" ] || export SHARD_FAKE_NCCL_CALL_DELAY=50
   export LD_LIBRARY_PATH SHARD_FAKE_CUDA_STRICT SHARD_FAKE_CUDA_DEVICES \
     SHARD_FAKE_NCCL_STRICT
 fi

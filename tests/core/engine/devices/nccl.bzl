@@ -14,8 +14,6 @@ FAKE_NCCL = {
         "HungRankTest.*": None,
     },
     "//tests/core/engine:gradients_tests": {
-        "*BoundMemoryTest.*": "moves no tensors between ranks",
-        "*BoundMemoryTest.*/apart_*": None,
         "*MissingGradsTest.*/apart_*": None,
         "*MissingGradsTest.*/apart_stage?": "the other forms share no memory either",
         "*MissingGradsTest.*/apart_stage2_*": "the other forms share no memory either",
@@ -43,7 +41,6 @@ FAKE_NCCL = {
         "*ReplanTest.*/apart_stage3": "the other forms share no memory either",
         "*ReplanTest.*/apart_stage3_greedy": "the other forms share no memory either",
         "*SummonTest.*/apart_stage?": "the other forms share no memory either",
-        "*ValidProgramsTest.*": "is about the order of calls",
     },
     "//tests/fault:checkpoint_damage_test": {},
     "//tests/fault:checkpoint_fault_test": {},
@@ -67,6 +64,7 @@ FAKE_NCCL_LONG = {
         "*WorldSizesTest.*/W9",
     ],
     "//tests/core/engine:gradients_tests": [
+        "*BoundMemoryTest.*",
         "*JoinFormsTest.*/*apart_*",
         "*JoinFormsTest.*/stage_0",
         "*JoinTest.*",
@@ -114,6 +112,7 @@ FAKE_NCCL_LONG = {
         "*SummonTest.NothingElse*/*_groups",
         "*SummonTest.UntouchedMasters*/*_groups",
         "*SummonTest.WriteBack/*",
+        "*ValidProgramsTest.*",
     ],
     "//tests/fault:checkpoint_damage_test": ["DamageTest.EveryByte"],
     "//tests/fault:checkpoint_fault_test": ["*FaultTest.*FromThenOn*"],
