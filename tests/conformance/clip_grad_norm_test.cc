@@ -97,12 +97,18 @@ TEST(ClipGradNormTest, MatchesTorch) {
   const json document = LoadGolden("clip_grad_norm.json");
   const json cases = document.value("cases", json::array());
   std::set<std::string> types;
-  const auto supported = static_cast<uint32_t>(hwy::SupportedTargets());
+  // As in optimizers_test.
+  const auto supported =
+      static_cast<uint32_t>(hwy::SupportedTargets() & HWY_TARGETS);
   for (const json& golden : cases) {
     types.insert(golden.at("norm_type").dump());
     for (uint32_t bit = 1; bit != 0; bit <<= 1) {
       if ((supported & bit) == 0) continue;
-      if (TestsAreOn("tcp") && bit != (supported & -supported)) continue;
+      if ((TestsAreOn("guarded") || TestsAreOn("tcp") ||
+           testing::TestsAreOnGpu()) &&
+          bit != (supported & -supported)) {
+        continue;
+      }
       hwy::SetSupportedTargetsForTest(bit);
       for (int world_size = 1; world_size <= 4; ++world_size) {
         RunCase(golden, Partition::kEven, world_size);

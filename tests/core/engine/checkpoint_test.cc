@@ -58,7 +58,7 @@ TEST_P(WorldSizesTest, LoadsIntoEveryOther) {
   for (int m = 1; m <= 9; ++m) {
     if (kSanitized && m % 3 != n % 3) continue;
     // The short form on NCCL has four ranks, half of them, and one.
-    if (TriesFewOnNccl() && m != 1 && m != 2 && m != 4) continue;
+    if (TriesFew() && m != 1 && m != 2 && m != 4) continue;
     others.push_back({m});
   }
   if (!kSanitized || n % 3 == 1) others.push_back({4, 2});

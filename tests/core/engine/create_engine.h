@@ -58,11 +58,20 @@ inline std::string GpuInsteadOf(std::string_view device, int rank) {
   return TestsAreOn("offloaded") ? "cuda:0?offload=states" : "cuda:0";
 }
 
-// Whether the tests are on the fake of NCCL in its short form, in which those
-// that go through many combinations try some.
-inline bool TriesFewOnNccl() {
-  const char* const is_long = std::getenv("SHARD_TEST_LONG");
-  return TestsAreOn("fake_nccl") && (is_long == nullptr || *is_long == '\0');
+// Whether the tests are on another device in its short form, in which those
+// that go through many combinations try some: their own device has all.
+inline bool TriesFew() {
+  const auto is_set = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return value != nullptr && *value != '\0';
+  };
+  return is_set("SHARD_TEST_DEVICE") && !is_set("SHARD_TEST_LONG");
+}
+
+// Whether ranks whose link is "" share memory. Those on GPUs and on several
+// hosts never do, so that forms with "direct=0" are the same.
+inline bool CanShareMemory() {
+  return !testing::TestsAreOnGpu() && !TestsAreOn("tcp");
 }
 
 // Returns the seconds of a test's short timeout. NCCL makes communicators

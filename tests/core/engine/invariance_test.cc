@@ -57,7 +57,7 @@ Training TrainingOf(const Case& c) {
 TEST_P(InvarianceTest, BitsDependOnNeitherWorldSizeNorPartition) {
   const Case& c = GetParam();
   Training training = TrainingOf(c);
-  const bool few = kSanitized || testing::TestsAreOn("tcp") || TriesFewOnNccl();
+  const bool few = kSanitized || testing::TestsAreOn("tcp") || TriesFew();
   for (const double type :
        {0.0, 1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
     // Other types of norm differ only in their numbers, which the default

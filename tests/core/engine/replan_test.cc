@@ -114,7 +114,7 @@ TEST_P(ReplanTest, ThereAndBackChangesNothing) {
       // of them with the states that have most parts.
       const char* const tried =
           dtype == DType::kF32 ? "adamw" : "adamw?states=q8";
-      if ((kSanitized || TriesFewOnNccl()) && optimizer != tried) continue;
+      if ((kSanitized || TriesFew()) && optimizer != tried) continue;
       SCOPED_TRACE(StrCat(optimizer, " ", DTypeName(dtype)));
       UnitTraining training = TrainingOf(dtype);
       training.optimizer = optimizer;

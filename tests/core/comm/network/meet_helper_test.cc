@@ -186,6 +186,14 @@ TEST(MeetHelperTest, AMissingProgramIsNamed) {
   }
 }
 
+// This program does not have the helper's code.
+TEST(MeetHelperTest, AHelperInThisProcessIsForOtherPrograms) {
+  network::MeetOptions options = OptionsFor(UniqueName(), 0, 1);
+  options.isolate = false;
+  ExpectError(MeetHelper(options), StatusCode::kBackendUnavailable,
+              {"isolate=0 is for tests", "leave it out"});
+}
+
 TEST(MeetHelperTest, AProgramThatEndsAtOnceIsAnErrorOnAllRanks) {
   const std::string key = UniqueName();
   const auto results = RunRanks(4, [&](const Rank& rank) {

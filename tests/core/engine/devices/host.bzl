@@ -40,7 +40,15 @@ GUARDED = {
 
 # Tests of GUARDED's programs that run in the long form alone.
 GUARDED_LONG = {
-    "//tests/core/engine:steps_tests": ["*StepModelTest.*_async_*"],
+    "//tests/core/engine:steps_tests": [
+        "*EnginePrecisionTest.*/f16_*",
+        "*EnginePrecisionTest.Sgd*",
+        "*EngineStepTest.*/W2*",
+        "*EngineStepTest.*/W4*",
+        "*EngineStepTest.*/W7*",
+        "*NarrowParamsTest.StochasticRoundingIsUnbiased/*",
+        "*StepModelTest.*_async_*",
+    ],
 }
 
 # By program, the tests that are left out of its run on cpu-async, and why.
