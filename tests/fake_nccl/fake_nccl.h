@@ -200,7 +200,7 @@ enum class ViolationKind {
   kConcurrent,       // Two threads are in calls on one communicator, or one is
                      // in a call while another has one in a group.
   kAfterEnd,         // A communicator is used after its abort or destruction,
-                     // or none, or a unique id for another communicator.
+                     // or a call has none, or a unique id is used again.
   kNotDeviceMemory,  // A pointer is not to memory of the communicator's device.
   kMismatch,         // Ranks call different operations, or the buffers of one
                      // are registered on some ranks alone, or lie elsewhere in

@@ -68,10 +68,10 @@ inline bool TriesFew() {
   return is_set("SHARD_TEST_DEVICE") && !is_set("SHARD_TEST_LONG");
 }
 
-// Whether ranks whose link is "" share memory. Those on GPUs and on several
-// hosts never do, so that forms with "direct=0" are the same.
-inline bool CanShareMemory() {
-  return !testing::TestsAreOnGpu() && !TestsAreOn("tcp");
+// Whether the form of a test with this link is that without a link: tensors on
+// GPUs and on several hosts are in no memory that ranks share.
+inline bool IsAsWithoutLink(std::string_view link) {
+  return !link.empty() && (testing::TestsAreOnGpu() || TestsAreOn("tcp"));
 }
 
 // Returns the seconds of a test's short timeout. NCCL makes communicators

@@ -188,7 +188,7 @@ TEST(DesyncTest, EveryPropertyOfAPlanIsNamed) {
   int odd = 0;
   for (const Case& one : Cases()) {
     for (const char* link : {"", "direct=0"}) {
-      if (*link == '\0' && !CanShareMemory()) continue;
+      if (IsAsWithoutLink(link)) continue;
       odd = (odd + 1) % kRanks;
       SCOPED_TRACE(StrCat(one.difference, " on rank ", odd, " ", link));
       const std::string message = DesyncOf(

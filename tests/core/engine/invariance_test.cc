@@ -74,8 +74,8 @@ TEST_P(InvarianceTest, BitsDependOnNeitherWorldSizeNorPartition) {
       first = Train(plain);
     }
     for (const int world_size : {1, 2, 3, 4}) {
-      // Under a sanitizer, on several hosts and in the short form of NCCL, two
-      // numbers of ranks and buckets of one size.
+      // Under a sanitizer, on several hosts and in the short form on other
+      // devices, two numbers of ranks and buckets of one size.
       if (few && world_size % 2 == 0) continue;
       for (const Partition partition :
            {Partition::kEven, Partition::kGreedy, Partition::kBucket}) {

@@ -284,8 +284,7 @@ INSTANTIATE_TEST_SUITE_P(Forms, JoinFormsTest, ::testing::Range(0, kNumForms),
 
 // Each stage with and without shared memory.
 bool IsTriedWithErrors(const Form& form) {
-  return form.device == std::string("cpu") &&
-         (*form.link != '\0' || CanShareMemory());
+  return form.device == std::string("cpu") && !IsAsWithoutLink(form.link);
 }
 
 // Calls `body(engine)` on two ranks with filled engines, for each of these

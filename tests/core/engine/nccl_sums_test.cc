@@ -430,7 +430,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Sums{3, 0, true, 3, true, DType::kF16}),
     [](const auto& info) { return info.param.Name(); });
 
-// What steps of other forms move is the same, too.
+// Steps of other forms move the same bytes, too.
 struct Moves {
   const char* name;
   Form form;

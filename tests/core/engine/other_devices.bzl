@@ -40,8 +40,9 @@ load(
 )
 load("//tools/bazel:long_forms.bzl", "long_forms")
 
-# Other programs with an engine run without the guard device and on no fake of NCCL,
-# which has programs of its own for what differs there (core/engine:nccl_...):
+# Other programs with an engine run without the guard device, and but for those of
+# FAKE_NCCL on no fake of NCCL, which has programs of its own for what differs there
+# (core/engine:nccl_...):
 #
 #   core/engine:memory_test, many_tensors_test, state_memory_test
 #       measure processes, to which staging memory would count

@@ -110,8 +110,8 @@ TEST_P(ReplanTest, ThereAndBackChangesNothing) {
   for (const std::string optimizer :
        {"adamw", "adamw?states=bf16", "adamw?states=q8", "adafactor"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      // With a sanitizer, and in the short form on NCCL, tries both dtypes, one
-      // of them with the states that have most parts.
+      // With a sanitizer, and in the short form on other devices, tries both
+      // dtypes, one of them with the states that have most parts.
       const char* const tried =
           dtype == DType::kF32 ? "adamw" : "adamw?states=q8";
       if ((kSanitized || TriesFew()) && optimizer != tried) continue;

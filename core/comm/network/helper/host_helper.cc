@@ -240,9 +240,11 @@ StatusOr<int> HostHelper::TakeRegion(int rank,
   auto found = regions_.find(request.key);
   if (found == regions_.end()) {
     SharedRegion region = {.bytes = request.bytes, .layout = request.layout};
-    // All ranks of this host ask for what one of them asks for, and get the
-    // same answer.
-    for (const int each : local_end_->ranks()) region.ranks.insert(each);
+    // All ranks of this host ask for what one of them asks for, and are refused
+    // what it is refused: memory that some of them lack would stay.
+    for (const int each : local_end_->ranks()) {
+      if (IsOfThisHost(each)) region.ranks.insert(each);
+    }
     auto made = MakeRegion(request);
     region.refusal = made.status();
     if (made.ok()) region.memory = *std::move(made);

@@ -58,7 +58,7 @@ class HostHelper final : public LocalEnd::Listener {
     size_t bytes = 0;
     RegionLayout layout;
     std::set<int> ranks;  // Those that have not released it.
-    Status refusal;       // Why there is none.
+    Status refusal;       // Why no memory was made.
     Fd memory;
   };
   using Regions = std::map<std::string, SharedRegion, std::less<>>;

@@ -527,8 +527,8 @@ TEST(MeetHelperTest, AReleasedRegionIsMadeAnew) {
   }));
 }
 
-// A rank that had memory which others lack would keep the helper's until it
-// ends.
+// A rank that had memory which others lack would keep the helper's memory until
+// that rank ends.
 TEST(MeetHelperTest, ARegionThatOneRankIsRefusedIsRefusedToAll) {
   const std::string key = UniqueName();
   ExpectAllPassed(RunRanks(2, [&](const Rank& rank) {
