@@ -34,6 +34,10 @@ class ConnectionKeeper final : public RegionKeeper {
                             const direct::RegionRequest& request,
                             std::string_view block,
                             const Deadline& deadline) override {
+    // A rank that is alone on its host has nobody to share its memory with.
+    if (request.of_host && connection_->world().ranks == 1) {
+      return Mapping::Anonymous(request.bytes);
+    }
     RegionLayout layout;
     if (request.ring != nullptr) {
       layout.kind = RegionKind::kBlock;

@@ -9,9 +9,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -287,6 +289,40 @@ TEST(HostParamsOrderTest, AStepComesAfterTheReadsOfAllRanksOfAHost) {
     }
     EXPECT_EQ(read, initial) << "on rank " << comm->rank();
     EXPECT_NE(trainer.Read()[0], initial);
+  });
+}
+
+// Returns the name that /proc/self/maps has for the memory at an address.
+std::string NameOfMemory(const void* address) {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream text(line);
+    uintptr_t begin = 0;
+    uintptr_t end = 0;
+    char dash = 0;
+    text >> std::hex >> begin >> dash >> end;
+    if (at < begin || at >= end) continue;
+    const size_t name = line.find_first_of("/[");
+    return name == std::string::npos ? "" : line.substr(name);
+  }
+  return "unmapped";
+}
+
+TEST(HostParamsMemoryTest, ARankThatIsAloneTakesNoneOfItsHelper) {
+  const std::vector<int> begins = {0, 2, 3};
+  const UnitTraining training = TrainingOf({}, begins.back());
+  const auto plan = PlanOf(training);
+  ASSERT_OK(plan);
+  RunOnHosts(begins, true, [&](const std::shared_ptr<Communicator>& comm) {
+    const auto engine = CreateEngine(*plan, comm, training.engine);
+    ASSERT_OK(engine);
+    const auto param = (*engine)->Param(0);
+    ASSERT_OK(param);
+    const std::string name = NameOfMemory(param->data);
+    const bool is_helpers = name.find("libshard-net") != std::string::npos;
+    EXPECT_EQ(is_helpers, comm->rank() < 2) << name;
+    if (comm->rank() == 2) EXPECT_EQ(name, "");
   });
 }
 
