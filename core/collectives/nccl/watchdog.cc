@@ -340,6 +340,9 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
     SHARD_RETURN_IF_ERROR(find_error());
     pause.Take();
   }
+  // A stream that has failed may have given NCCL's calls to the device before,
+  // and the other ranks may never make theirs: an abort ends them.
+  SHARD_RETURN_IF_ERROR(work.end->status());
   shared->notices->RecordEnd(work.number, Status());
   const std::lock_guard<std::mutex> lock(shared->mutex);
   std::erase_if(shared->watched,

@@ -105,6 +105,11 @@ class Watchdog {
       const std::lock_guard<std::mutex> lock(mutex_);
       return event_ && event_->IsDone();
     }
+    // Returns the status of the stream there. REQUIRES: IsDone().
+    Status status() const {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      return event_->Synchronize(Deadline::After(0));
+    }
     // For RankComms::Enqueue. Behind queued work a thread of the stream makes
     // NCCL's calls, after Set.
     RankComms::Calling* calling() { return &calling_; }

@@ -134,11 +134,15 @@ class OptionSearch {
     if (before_ != nullptr) TryPlanAlone();
     const std::vector<Change> shardings = FindShardings();
     TryExact(shardings);
-    if (found_.empty()) {
-      for (const Change& change : Concessions()) {
-        if (TryConcession(change, shardings)) break;
-      }
-      TryMoreRanks();
+    if (!found_.empty()) return std::move(found_);
+    const std::vector<Change> concessions = Concessions();
+    for (const Change& concession : concessions) {
+      if (TryConcession(concession, shardings)) break;
+    }
+    TryMoreRanks({});
+    for (const Change& concession : concessions) {
+      if (!found_.empty()) break;
+      TryMoreRanks(concession);
     }
     return std::move(found_);
   }
@@ -316,6 +320,9 @@ class OptionSearch {
     std::vector<Change> changes;
     if (options().deterministic) changes.push_back({.any_order = true});
     if (options().f32_grads) changes.push_back({.own_grads = true});
+    if (changes.size() == 2) {
+      changes.push_back({.any_order = true, .own_grads = true});
+    }
     for (const DType states : {DType::kBF16, DType::kQ8}) {
       const bool narrows = std::any_of(
           options().groups.begin(), options().groups.end(), [&](const auto& g) {
@@ -333,37 +340,47 @@ class OptionSearch {
     return changes;
   }
 
+  // Returns a change that also gives up what a concession does.
+  static Change With(Change change, const Change& concession) {
+    change.any_order = concession.any_order;
+    change.own_grads = concession.own_grads;
+    change.states = concession.states;
+    change.masters = concession.masters;
+    return change;
+  }
+
   // Tries a concession, alone and with each sharding.
   bool TryConcession(const Change& concession,
                      const std::vector<Change>& shardings) {
-    if (TryEither(concession)) return true;
-    for (Change change : shardings) {
-      change.any_order = concession.any_order;
-      change.own_grads = concession.own_grads;
-      change.states = concession.states;
-      change.masters = concession.masters;
-      if (TryEither(change)) return true;
-    }
-    return false;
+    return TryEither(concession) ||
+           std::any_of(shardings.begin(), shardings.end(),
+                       [&](const Change& sharding) {
+                         return TryEither(With(sharding, concession));
+                       });
   }
 
-  void TryMoreRanks() {
-    if (TryMoreRanks({.stage = 3, .shards_all = KeepsWhole()})) return;
+  void TryMoreRanks(const Change& concession) {
+    if (TryMoreRanks(concession, {.stage = 3, .shards_all = KeepsWhole()})) {
+      return;
+    }
     if (!IsOneUnit()) return;
-    TryMoreRanks({.stage = 3, .shards_all = true, .wraps_all = true});
+    TryMoreRanks(concession,
+                 {.stage = 3, .shards_all = true, .wraps_all = true});
   }
 
   // Finds the smallest world in which the plan fits with `most`, then the
   // lowest stage that does there. Where parameters stay whole, a world may be
   // too large as well as too small: the largest part counts once for each rank.
-  bool TryMoreRanks(Change most) {
+  bool TryMoreRanks(const Change& concession, const Change& sharding) {
+    Change most = With(sharding, concession);
     most.world_size = options().world_size;
     do {
       if (most.world_size > FittingOptions::kMostRanks / 2) return false;
       most.world_size *= 2;
     } while (!TryEither(most));
     for (int stage = options().stage; stage < 3 && !most.wraps_all; ++stage) {
-      if (TryEither({.world_size = most.world_size, .stage = stage})) {
+      if (TryEither(With({.world_size = most.world_size, .stage = stage},
+                         concession))) {
         found_.erase(found_.end() - 2);
         break;
       }

@@ -6,7 +6,8 @@
 // stages and shard groups. Results may still differ as sums of gradients do
 // (docs/numerics.md), and the text says where an option rounds sums to 16 bits
 // that the plan does not round. After them come options that give up what the
-// plan asks for, the least of it first, and more ranks.
+// plan asks for, the least of it first, and more ranks; where neither fits,
+// both.
 //
 // Pure functions, but for the clock of a deadline: no communicator, no device.
 

@@ -113,12 +113,17 @@ class OptionSearch {
     TryOtherOffload();
     const std::vector<PlanVariant> shardings = Shardings(nearest_);
     if (TryFirst(shardings) || !found_.empty()) return std::move(found_);
-    for (const PlanVariant& concession : Concessions()) {
+    const std::vector<PlanVariant> concessions = Concessions();
+    for (const PlanVariant& concession : concessions) {
       std::vector<PlanVariant> variants = Shardings(concession);
       variants.insert(variants.begin(), concession);
       if (TryFirst(variants)) break;
     }
-    TryMoreRanks();
+    TryMoreRanks(nearest_);
+    for (const PlanVariant& concession : concessions) {
+      if (!found_.empty()) break;
+      TryMoreRanks(concession);
+    }
     return std::move(found_);
   }
 
@@ -145,6 +150,11 @@ class OptionSearch {
       variants.emplace_back(nearest_).deterministic = false;
     }
     if (nearest_.f32_grads) variants.emplace_back(nearest_).f32_grads = false;
+    if (variants.size() == 2) {
+      PlanVariant both = variants[0];
+      both.f32_grads = false;
+      variants.push_back(both);
+    }
     for (const char* const type : {"bf16", "q8"}) {
       const std::string narrower = WithStates(nearest_.optimizer, type);
       if (!narrower.empty()) {
@@ -228,22 +238,22 @@ class OptionSearch {
     return true;
   }
 
-  void TryMoreRanks() {
-    if (TryMoreRanks("") || !nearest_.wrap.empty()) return;
-    TryMoreRanks("always");
+  void TryMoreRanks(const PlanVariant& from) {
+    if (TryMoreRanks(from, "") || !nearest_.wrap.empty()) return;
+    TryMoreRanks(from, "always");
   }
 
   // Tries the smallest world first, then the lowest stage that fits in it.
   // `wrap` "": that of the plan.
-  bool TryMoreRanks(const std::string& wrap) {
-    PlanVariant most = nearest_;
+  bool TryMoreRanks(const PlanVariant& from, const std::string& wrap) {
+    PlanVariant most = from;
     most.stage = 3;
     most.whole.clear();
     if (!wrap.empty()) most.wrap = wrap;
     while (most.ranks <= kMostRanks / 2) {
       most.ranks *= 2;
       if (!Try(most)) continue;
-      PlanVariant lower = nearest_;
+      PlanVariant lower = from;
       lower.ranks = most.ranks;
       for (; wrap.empty() && lower.stage < 3; ++lower.stage) {
         if (!Try(lower)) continue;

@@ -322,7 +322,9 @@ TEST(HostParamsMemoryTest, ARankThatIsAloneTakesNoneOfItsHelper) {
     const std::string name = NameOfMemory(param->data);
     const bool is_helpers = name.find("libshard-net") != std::string::npos;
     EXPECT_EQ(is_helpers, comm->rank() < 2) << name;
-    if (comm->rank() == 2) EXPECT_EQ(name, "");
+    if (comm->rank() == 2) {
+      EXPECT_EQ(name, "");
+    }
   });
 }
 

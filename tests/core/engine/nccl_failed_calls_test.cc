@@ -2,12 +2,14 @@
 //
 // Calls of each entry point of NCCL fail one by one while ranks train: every
 // rank ends in time with the error, and new engines in the same process train
-// right.
+// right. So do calls of the driver that record events.
 
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -18,6 +20,8 @@
 #include "tests/core/base/run_delay.h"
 #include "tests/core/engine/nccl_fault_trials.h"
 #include "tests/core/engine/nccl_random_faults.h"
+#include "tests/core/engine/nccl_training.h"
+#include "tests/core/engine/thread_ranks.h"
 #include "tests/fake_nccl/fake_nccl_fixture.h"
 
 namespace shard::nccl_failed_calls_test {
@@ -138,6 +142,54 @@ TEST(NcclFailedCallTest, EveryKthCallMayFail) {
     }
     EXPECT_EQ(fake_nccl::ViolationText(), "");
     if (HasFailure()) return;
+  }
+}
+
+// A call of the driver that fails around one of NCCL's may leave a collective
+// on the device for which the other rank does not come: it is aborted at once.
+TEST(NcclDriverCallTest, AFailureLeavesNoCollectiveOnTheDevice) {
+  nccl_training::Form form;
+  form.world_size = 2;
+  fake_cuda::Options gpus;
+  gpus.devices = form.world_size;
+  const auto plan = nccl_training::MakePlan(form);
+  const bool is_long = std::getenv("SHARD_TEST_LONG") != nullptr;
+  const uint64_t most = is_long ? 40 : 10;
+  for (const char* const symbol : {"cuEventCreate", "cuEventRecord"}) {
+    int failed = 0;
+    for (uint64_t number = 1; number <= most; ++number) {
+      const std::string text = StrCat(symbol, " ", number);
+      const testing::HangAlarm alarm(text);
+      SCOPED_TRACE(text);
+      const testing::FakeNccl fake(gpus);
+      testing::RunDelay delay;
+      std::vector<double> seconds(static_cast<size_t>(form.world_size));
+      RunThreadRanks(
+          form.world_size,
+          [&](const std::shared_ptr<Communicator>& comm) {
+            nccl_training::RankTraining rank(form, plan, comm, kLong);
+            ASSERT_OK(rank.Create());
+            ASSERT_OK(rank.Meet("created"));
+            if (rank.rank() == 0) {
+              fake_cuda::FailCall(symbol, number, cuda::CuResult::kOutOfMemory);
+            }
+            ASSERT_OK(rank.Meet("armed"));
+            Status status = rank.Fill();
+            for (int step = 1; step <= 2 && status.ok(); ++step) {
+              status = rank.Step(step);
+            }
+            if (rank.rank() == 0 && !status.ok()) ++failed;
+            rank.End();
+            seconds[static_cast<size_t>(rank.rank())] = rank.seconds();
+          },
+          30, "direct=0");
+      fake_cuda::ClearFailures();
+      for (const double end : seconds) {
+        EXPECT_EQ(JudgeTime("the end", end, kEnd, delay.seconds()), "");
+      }
+      if (HasFailure()) return;
+    }
+    EXPECT_GT(failed, 0) << symbol;
   }
 }
 

@@ -126,6 +126,50 @@ TEST(OptionSearchTest, OptionsThatTakeMemory) {
       << remedy(both, 20 * kMiB);
 }
 
+// Two options that take memory are given up together where neither is enough.
+TEST(OptionSearchTest, OptionsThatTakeMemoryTogether) {
+  const auto need = [](bool deterministic, bool f32_grads) {
+    const Form form = {.world_size = 4,
+                       .dtype = DType::kBF16,
+                       .f32_grads = f32_grads,
+                       .deterministic = deterministic};
+    return NeedOf(*PlanOf(form), OnGpus(4), nullptr);
+  };
+  const uint64_t room = need(false, false).device;
+  ASSERT_LT(room, need(true, false).device);
+  ASSERT_LT(room, need(false, true).device);
+  const std::string remedy = Remedy({.world_size = 4,
+                                     .dtype = DType::kBF16,
+                                     .f32_grads = true,
+                                     .deterministic = true},
+                                    OnGpus(4), RoomsOf(room, 4 * kStaging));
+  EXPECT_EQ(remedy.find("it fits with deterministic 0 and f32_grads 0, less "
+                        "precise ("),
+            0u)
+      << remedy;
+}
+
+// No number of ranks is enough as long as a unit's gradients are in fp32.
+TEST(OptionSearchTest, MoreRanksThatGiveSomethingUp) {
+  Form form = {.world_size = 2,
+               .stage = 3,
+               .dtype = DType::kBF16,
+               .f32_grads = true,
+               .deterministic = true};
+  form.world_size = 4096;
+  const uint64_t least = NeedOf(*PlanOf(form), OnGpus(2), nullptr).device;
+  form.world_size = 2;
+  const std::string remedy =
+      Remedy(form, OnGpus(2), RoomsOf(least - 1, 2 * kStaging));
+  EXPECT_EQ(remedy.find("it fits with "), 0u) << remedy;
+  EXPECT_NE(remedy.find(" ranks, as many on each host and device as now"),
+            std::string::npos)
+      << remedy;
+  EXPECT_TRUE(remedy.find("deterministic 0") != std::string::npos ||
+              remedy.find("f32_grads 0, less precise") != std::string::npos)
+      << remedy;
+}
+
 // Each of four ranks in stage 3 has a quarter of the sums: 5 MiB of fp32.
 TEST(OptionSearchTest, SumsInTheOrderOfRanksTakeMemory) {
   const Form form = {.world_size = 4,
