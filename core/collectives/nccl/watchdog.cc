@@ -332,7 +332,8 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
     if (!gone) gone = Deadline::After(kGoneRankSeconds);
     return gone->Expired() ? lost : Status();
   };
-  while (!work.end->IsDone()) {
+  Status ended;
+  while (!work.end->HasEnded(&ended)) {
     if (shared->queue->IsStopping()) return Status();
     if (!deadline && work.begin.IsDone()) {
       deadline = Deadline::After(shared->timeout);
@@ -342,7 +343,11 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
   }
   // A stream that has failed may have given NCCL's calls to the device before,
   // and the other ranks may never make theirs: an abort ends them.
-  SHARD_RETURN_IF_ERROR(work.end->status());
+  if (!ended.ok()) {
+    // The stream has told the family, whose error the others have.
+    SHARD_RETURN_IF_ERROR(find_error());
+    return ended;
+  }
   shared->notices->RecordEnd(work.number, Status());
   const std::lock_guard<std::mutex> lock(shared->mutex);
   std::erase_if(shared->watched,

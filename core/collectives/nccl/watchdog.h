@@ -3,10 +3,11 @@
 // Watchdog: ends collectives of NCCL that do not end by themselves. NCCL waits
 // for ever for a rank that is dead, late, or has made another call, and so does
 // the device. A thread watches each collective in turn; when one is late, or
-// the family of the communicator has ended, it tells the family why, tells its
-// owner (OnFailure), and then aborts NCCL's communicators, so that the device
-// goes on. Until then it calls no function of the host's and waits for none: a
-// thread of the host may hold the host's lock while it waits for the device.
+// its stream has failed, or the family of the communicator has ended, it tells
+// the family why, tells its owner (OnFailure), and then aborts NCCL's
+// communicators, so that the device goes on. Until then it calls no function of
+// the host's and waits for none: a thread of the host may hold the host's lock
+// while it waits for the device.
 //
 // The ranks announce their collectives to each other before they enqueue them
 // (Announce). So a rank that enqueues something else is found at once, and one
@@ -105,10 +106,17 @@ class Watchdog {
       const std::lock_guard<std::mutex> lock(mutex_);
       return event_ && event_->IsDone();
     }
-    // Returns the status of the stream there. REQUIRES: IsDone().
-    Status status() const {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      return event_->Synchronize(Deadline::After(0));
+    // Returns whether the result is done, and sets the status of its stream.
+    // One call of the driver that fails says that an event is done, too early.
+    bool HasEnded(Status* status) const {
+      std::optional<Event> event;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        event = event_;
+      }
+      if (!event || !event->IsDone()) return false;
+      *status = event->Synchronize(Deadline::After(0));
+      return status->code() != StatusCode::kDeadlineExceeded || event->IsDone();
     }
     // For RankComms::Enqueue. Behind queued work a thread of the stream makes
     // NCCL's calls, after Set.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // HelperRegions: the memory of ranks on several hosts. The network helper of a
-// host makes it, once for the ranks there, and keeps it like that of the other
-// hosts (helper/mirror.h), unless it is the host's own. An allocation is named
-// by a key, which all ranks count alike: "1/0:2" is the third one of the first
+// host makes it, once for the ranks there (but for the host's own memory where
+// one rank is alone), and keeps it like that of the other hosts
+// (helper/mirror.h), unless it is the host's own. An allocation is named by a
+// key, which all ranks count alike: "1/0:2" is the third one of the first
 // duplicate of the second duplicate.
 
 #ifndef SHARD_CORE_COMM_NETWORK_HELPER_REGIONS_H_

@@ -34,7 +34,8 @@ class ConnectionKeeper final : public RegionKeeper {
                             const direct::RegionRequest& request,
                             std::string_view block,
                             const Deadline& deadline) override {
-    // A rank that is alone on its host has nobody to share its memory with.
+    // A rank that is alone on its host has nobody to share its memory with. It
+    // is committed as it is used, as that of gradients and states is.
     if (request.of_host && connection_->world().ranks == 1) {
       return Mapping::Anonymous(request.bytes);
     }

@@ -139,11 +139,8 @@ class OptionSearch {
     for (const Change& concession : concessions) {
       if (TryConcession(concession, shardings)) break;
     }
-    TryMoreRanks({});
-    for (const Change& concession : concessions) {
-      if (!found_.empty()) break;
-      TryMoreRanks(concession);
-    }
+    TryMoreRanks({{}});
+    if (found_.empty()) TryMoreRanks(GradConcessions());
     return std::move(found_);
   }
 
@@ -315,14 +312,21 @@ class OptionSearch {
     }
   }
 
-  // Returns the changes that give up what the plan asks for, the least first.
-  std::vector<Change> Concessions() const {
+  // Returns the changes that give up what the plan asks of gradients. These are
+  // whole for a unit, however many ranks there are.
+  std::vector<Change> GradConcessions() const {
     std::vector<Change> changes;
     if (options().deterministic) changes.push_back({.any_order = true});
     if (options().f32_grads) changes.push_back({.own_grads = true});
     if (changes.size() == 2) {
       changes.push_back({.any_order = true, .own_grads = true});
     }
+    return changes;
+  }
+
+  // Returns all changes that give up what the plan asks for, the least first.
+  std::vector<Change> Concessions() const {
+    std::vector<Change> changes = GradConcessions();
     for (const DType states : {DType::kBF16, DType::kQ8}) {
       const bool narrows = std::any_of(
           options().groups.begin(), options().groups.end(), [&](const auto& g) {
@@ -359,33 +363,39 @@ class OptionSearch {
                        });
   }
 
-  void TryMoreRanks(const Change& concession) {
-    if (TryMoreRanks(concession, {.stage = 3, .shards_all = KeepsWhole()})) {
+  void TryMoreRanks(const std::vector<Change>& concessions) {
+    if (TryMoreRanks(concessions, {.stage = 3, .shards_all = KeepsWhole()})) {
       return;
     }
     if (!IsOneUnit()) return;
-    TryMoreRanks(concession,
+    TryMoreRanks(concessions,
                  {.stage = 3, .shards_all = true, .wraps_all = true});
   }
 
-  // Finds the smallest world in which the plan fits with `most`, then the
-  // lowest stage that does there. Where parameters stay whole, a world may be
-  // too large as well as too small: the largest part counts once for each rank.
-  bool TryMoreRanks(const Change& concession, const Change& sharding) {
-    Change most = With(sharding, concession);
-    most.world_size = options().world_size;
-    do {
-      if (most.world_size > FittingOptions::kMostRanks / 2) return false;
-      most.world_size *= 2;
-    } while (!TryEither(most));
-    for (int stage = options().stage; stage < 3 && !most.wraps_all; ++stage) {
-      if (TryEither(With({.world_size = most.world_size, .stage = stage},
-                         concession))) {
-        found_.erase(found_.end() - 2);
-        break;
+  // Finds the smallest world in which the plan fits with `most` and one of the
+  // concessions, then the lowest stage that does there. Where parameters stay
+  // whole, a world may be too large as well as too small: the largest part
+  // counts once for each rank.
+  bool TryMoreRanks(const std::vector<Change>& concessions,
+                    const Change& most) {
+    int ranks = options().world_size;
+    while (ranks <= FittingOptions::kMostRanks / 2) {
+      ranks *= 2;
+      for (const Change& concession : concessions) {
+        Change change = With(most, concession);
+        change.world_size = ranks;
+        if (!TryEither(change)) continue;
+        for (int stage = options().stage; stage < 3 && !most.wraps_all;
+             ++stage) {
+          change = With({.world_size = ranks, .stage = stage}, concession);
+          if (!TryEither(change)) continue;
+          found_.erase(found_.end() - 2);
+          break;
+        }
+        return true;
       }
     }
-    return true;
+    return false;
   }
 
   // Returns the options that a change sets: "stage 3 and wrap \"always\"".

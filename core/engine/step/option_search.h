@@ -7,7 +7,7 @@
 // (docs/numerics.md), and the text says where an option rounds sums to 16 bits
 // that the plan does not round. After them come options that give up what the
 // plan asks for, the least of it first, and more ranks; where neither fits,
-// both.
+// more ranks and what is asked of gradients.
 //
 // Pure functions, but for the clock of a deadline: no communicator, no device.
 

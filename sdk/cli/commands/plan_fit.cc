@@ -113,17 +113,13 @@ class OptionSearch {
     TryOtherOffload();
     const std::vector<PlanVariant> shardings = Shardings(nearest_);
     if (TryFirst(shardings) || !found_.empty()) return std::move(found_);
-    const std::vector<PlanVariant> concessions = Concessions();
-    for (const PlanVariant& concession : concessions) {
+    for (const PlanVariant& concession : Concessions()) {
       std::vector<PlanVariant> variants = Shardings(concession);
       variants.insert(variants.begin(), concession);
       if (TryFirst(variants)) break;
     }
-    TryMoreRanks(nearest_);
-    for (const PlanVariant& concession : concessions) {
-      if (!found_.empty()) break;
-      TryMoreRanks(concession);
-    }
+    TryMoreRanks({nearest_});
+    if (found_.empty()) TryMoreRanks(GradConcessions());
     return std::move(found_);
   }
 
@@ -143,8 +139,9 @@ class OptionSearch {
     }
   }
 
-  // Returns variants that give up what the plan asks for, the least first.
-  std::vector<PlanVariant> Concessions() const {
+  // Returns variants that give up what the plan asks of gradients. These are
+  // whole for a unit, however many ranks there are.
+  std::vector<PlanVariant> GradConcessions() const {
     std::vector<PlanVariant> variants;
     if (nearest_.deterministic) {
       variants.emplace_back(nearest_).deterministic = false;
@@ -155,6 +152,12 @@ class OptionSearch {
       both.f32_grads = false;
       variants.push_back(both);
     }
+    return variants;
+  }
+
+  // Returns all variants that give up what the plan asks for, the least first.
+  std::vector<PlanVariant> Concessions() const {
+    std::vector<PlanVariant> variants = GradConcessions();
     for (const char* const type : {"bf16", "q8"}) {
       const std::string narrower = WithStates(nearest_.optimizer, type);
       if (!narrower.empty()) {
@@ -238,29 +241,31 @@ class OptionSearch {
     return true;
   }
 
-  void TryMoreRanks(const PlanVariant& from) {
-    if (TryMoreRanks(from, "") || !nearest_.wrap.empty()) return;
-    TryMoreRanks(from, "always");
+  void TryMoreRanks(const std::vector<PlanVariant>& variants) {
+    if (TryMoreRanks(variants, "") || !nearest_.wrap.empty()) return;
+    TryMoreRanks(variants, "always");
   }
 
   // Tries the smallest world first, then the lowest stage that fits in it.
   // `wrap` "": that of the plan.
-  bool TryMoreRanks(const PlanVariant& from, const std::string& wrap) {
-    PlanVariant most = from;
-    most.stage = 3;
-    most.whole.clear();
-    if (!wrap.empty()) most.wrap = wrap;
-    while (most.ranks <= kMostRanks / 2) {
-      most.ranks *= 2;
-      if (!Try(most)) continue;
-      PlanVariant lower = from;
-      lower.ranks = most.ranks;
-      for (; wrap.empty() && lower.stage < 3; ++lower.stage) {
-        if (!Try(lower)) continue;
-        found_.erase(found_.end() - 2);
-        break;
+  bool TryMoreRanks(const std::vector<PlanVariant>& variants,
+                    const std::string& wrap) {
+    for (int32_t ranks = nearest_.ranks; ranks <= kMostRanks / 2;) {
+      ranks *= 2;
+      for (PlanVariant lower : variants) {
+        lower.ranks = ranks;
+        PlanVariant most = lower;
+        most.stage = 3;
+        most.whole.clear();
+        if (!wrap.empty()) most.wrap = wrap;
+        if (!Try(most)) continue;
+        for (; wrap.empty() && lower.stage < 3; ++lower.stage) {
+          if (!Try(lower)) continue;
+          found_.erase(found_.end() - 2);
+          break;
+        }
+        return true;
       }
-      return true;
     }
     return false;
   }
