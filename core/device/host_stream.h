@@ -36,7 +36,6 @@ class HostStream {
   Status Replace(std::shared_ptr<Stream> stream, const Deadline& deadline) {
     SHARD_RETURN_IF_ERROR(stream_->status());
     SHARD_RETURN_IF_ERROR(stream_->CheckNotCaptured());
-    SHARD_RETURN_IF_ERROR(stream->CheckNotCaptured());
     stream->Wait(stream_->Record(), deadline);
     SHARD_RETURN_IF_ERROR(stream->status());
     stream_ = std::move(stream);

@@ -2,8 +2,7 @@
 //
 // The network helper on a thread of a rank's process, for tests: ?isolate=0.
 // There a debugger and a sanitizer see it beside the ranks. It is no way to
-// train: whatever ends the helper then ends the host, such as garbage on a port
-// of its tensor connections.
+// train: whatever ends the helper then ends the host.
 //
 // The helper links libraries that libshard.so does not. So the code is there
 // only in programs that link //sdk/network:in_process.

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "gloo/transport/context.h"
+#include "core/comm/network/helper/gloo_context.h"
 #include "gloo/transport/pair.h"
 #include "gloo/transport/tcp/device.h"
 #include "gloo/transport/unbound_buffer.h"
@@ -42,18 +42,29 @@ Status Guard(std::string_view what, const Work& work) {
 }  // namespace
 
 struct GlooData::Transport {
-  std::shared_ptr<gloo::transport::Device> device;
-  std::shared_ptr<gloo::transport::Context> context;
+  std::shared_ptr<GlooContext> context;
 
   std::mutex mutex;
-  bool is_ending = false;             // GUARDED_BY(mutex), as the next two.
-  UnboundBuffer* sent = nullptr;      // The token that is sent, if any.
-  UnboundBuffer* received = nullptr;  // Likewise.
+  bool is_ending = false;  // GUARDED_BY(mutex), as the next three.
+  int host = -1;           // Whose token is waited for, if any.
+  UnboundBuffer* sent = nullptr;
+  UnboundBuffer* received = nullptr;
 
-  // Ends the waits for tokens.
+  // Ends the wait for the token of `ended`.
+  void EndWait(int ended) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (host == ended) Abort();
+  }
+
+  // Ends the waits for tokens, also those to come.
   void EndWaits() {
     const std::lock_guard<std::mutex> lock(mutex);
     is_ending = true;
+    Abort();
+  }
+
+  // REQUIRES: the mutex is held.
+  void Abort() {
     if (sent != nullptr) sent->abortWaitSend();
     if (received != nullptr) received->abortWaitRecv();
   }
@@ -61,11 +72,12 @@ struct GlooData::Transport {
   // Lets EndWaits find the buffers of tokens that are waited for.
   class Waits {
    public:
-    Waits(Transport* transport, UnboundBuffer* sent, UnboundBuffer* received)
+    Waits(Transport* transport, int host, UnboundBuffer* sent,
+          UnboundBuffer* received)
         : transport_(transport) {
-      Set(sent, received);
+      Set(host, sent, received);
     }
-    ~Waits() { Set(nullptr, nullptr); }
+    ~Waits() { Set(-1, nullptr, nullptr); }
     Waits(const Waits&) = delete;
     Waits& operator=(const Waits&) = delete;
 
@@ -76,8 +88,9 @@ struct GlooData::Transport {
     }
 
    private:
-    void Set(UnboundBuffer* sent, UnboundBuffer* received) {
+    void Set(int host, UnboundBuffer* sent, UnboundBuffer* received) {
       const std::lock_guard<std::mutex> lock(transport_->mutex);
+      transport_->host = host;
       transport_->sent = sent;
       transport_->received = received;
     }
@@ -240,6 +253,8 @@ GlooData::~GlooData() {
   transport_->EndWaits();
   if (connecting_.joinable()) connecting_.join();
   lines_.clear();
+  // Gloo's thread, which calls this, ends with it.
+  transport_->context = nullptr;
 }
 
 StatusOr<std::unique_ptr<GlooData>> GlooData::Create(Loop* loop, int host,
@@ -250,9 +265,16 @@ StatusOr<std::unique_ptr<GlooData>> GlooData::Create(Loop* loop, int host,
   Transport& transport = *data->transport_;
   SHARD_RETURN_IF_ERROR(
       Guard(StrCat("opening Gloo's sockets on ", address), [&]() -> Status {
-        transport.device = gloo::transport::tcp::CreateDevice(
-            gloo::transport::tcp::attr(address.c_str()));
-        transport.context = transport.device->createContext(host, hosts);
+        transport.context = std::make_shared<GlooContext>(
+            std::dynamic_pointer_cast<gloo::transport::tcp::Device>(
+                gloo::transport::tcp::CreateDevice(
+                    gloo::transport::tcp::attr(address.c_str()))),
+            host, hosts, [&data = *data](int h, const std::exception_ptr& why) {
+              data.transport_->EndWait(h);
+              data.ReportLost(h, Guard("Gloo", [&]() -> Status {
+                                std::rethrow_exception(why);
+                              }));
+            });
         // Pairs take the time over when they are made, and Gloo sets none by
         // itself. To connect they wait five times as long.
         transport.context->setTimeout(data->Remaining() / 5);
@@ -330,7 +352,7 @@ Status GlooData::ConnectTo(int host, const End& theirs) {
     constexpr uint64_t kTokenSlot = ~uint64_t{0};
     const auto out = context.createUnboundBuffer(sent.data(), kProbeBytes);
     const auto in = context.createUnboundBuffer(received.data(), kProbeBytes);
-    const Transport::Waits waits(transport_.get(), out.get(), in.get());
+    const Transport::Waits waits(transport_.get(), host, out.get(), in.get());
     in->recv(host, kTokenSlot, 0, kProbeBytes);
     out->send(host, kTokenSlot, 0, kProbeBytes);
     if (waits.are_ended() || !out->waitSend(nullptr, left) ||

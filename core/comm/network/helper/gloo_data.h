@@ -11,9 +11,8 @@
 // bytes as fill packets of any size of Ethernet: a path on which large packets
 // are lost shows while the hosts meet, and not as a collective that hangs.
 //
-// Gloo reports errors by exceptions, which end here, and some by ending the
-// process: it runs in helpers alone. Its threads block SIGPIPE only where the
-// thread that creates this does.
+// Gloo reports errors by exceptions, which end here. Its threads block SIGPIPE
+// only where the thread that creates this does.
 //
 // Threads: one, the loop's, calls everything and gets all callbacks. Each host
 // has two threads that wait for the ends of operations.

@@ -6,6 +6,8 @@
 #include "core/comm/network/helper/gloo_data.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <chrono>
@@ -18,7 +20,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/fd.h"
 #include "core/base/strings.h"
+#include "tests/core/base/comes_true.h"
 
 namespace shard::network {
 namespace {
@@ -295,6 +299,88 @@ TEST(GlooDataTest, AHostThatEndsDoesNotWaitForOthersToConnect) {
       EXPECT_FALSE(is_past(30));
     }
   }
+}
+
+// Connects to `end` and returns the connection.
+Fd ConnectTo(const GlooData::End& end) {
+  sockaddr_storage address{};
+  EXPECT_GE(end.address.size(), sizeof(address));
+  std::memcpy(&address, end.address.data(), sizeof(address));
+  EXPECT_EQ(address.ss_family, AF_INET);
+  Fd connection(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::connect(connection.get(), reinterpret_cast<sockaddr*>(&address),
+                      sizeof(sockaddr_in)),
+            0)
+      << std::strerror(errno);
+  return connection;
+}
+
+// Closes `connection` so that the other end is told of a reset.
+void Reset(Fd connection) {
+  const linger at_once = {.l_onoff = 1, .l_linger = 0};
+  ASSERT_EQ(::setsockopt(connection.get(), SOL_SOCKET, SO_LINGER, &at_once,
+                         sizeof(at_once)),
+            0);
+}
+
+// A stranger who comes first and is gone before Gloo looks at the connection,
+// or who sends what is not Gloo's, costs the connection that was expected. Both
+// ends get an error by the deadline, and the process goes on.
+TEST(GlooDataTest, AStrangersConnectionIsAnError) {
+  constexpr int kResets = 30;
+  for (int i = 0; i <= kResets; ++i) {
+    SCOPED_TRACE(i);
+    // The address of each end decides which of the two listens.
+    const Hosts hosts = MakeHosts(2, 0.1);
+    const auto ends = EndsOf(hosts);
+    std::vector<Fd> connections;
+    for (int h = 0; h < 2; ++h) {
+      Fd connection = ConnectTo(hosts[h]->data()->end(1 - h));
+      if (i < kResets) {
+        Reset(std::move(connection));
+        continue;
+      }
+      const std::string garbage(100, '\xff');
+      ASSERT_EQ(::send(connection.get(), garbage.data(), garbage.size(), 0),
+                static_cast<ssize_t>(garbage.size()));
+      connections.push_back(std::move(connection));
+    }
+    for (const Status& result : Connect(hosts, ends)) {
+      EXPECT_EQ(result.code(), StatusCode::kUnavailable) << result.ToString();
+    }
+  }
+}
+
+// Bytes that Gloo does not expect close the connection on which they come, and
+// no other.
+TEST(GlooDataTest, TooMuchDataClosesItsConnection) {
+  Hosts hosts = MakeHosts(3);
+  ExpectConnected(Connect(hosts, EndsOf(hosts)));
+  std::byte memory[64] = {};
+  std::atomic<bool> lost = false;
+  hosts[0]->OnLoop([&] {
+    hosts[0]->data()->set_on_lost([&](int host, const Status& why) {
+      EXPECT_EQ(host, 1) << why.ToString();
+      hosts[0]->data()->Lose(host);
+      lost = true;
+    });
+    hosts[0]->data()->Receive(1, memory, 16,
+                              [] { ADD_FAILURE() << "64 bytes are 16"; });
+  });
+  hosts[1]->OnLoop(
+      [&] { hosts[1]->data()->Send(0, memory, sizeof(memory), nullptr); });
+  EXPECT_TRUE(testing::ComesTrue([&] { return lost.load(); }));
+
+  std::atomic<bool> done = false;
+  hosts[2]->OnLoop([&] { hosts[2]->data()->Send(0, memory, 8, nullptr); });
+  hosts[0]->OnLoop([&] {
+    hosts[0]->data()->Receive(2, memory, 8, [&] {
+      done = true;
+      done.notify_all();
+    });
+  });
+  done.wait(false);
+  hosts.clear();  // Before the memory that they send.
 }
 
 // Memory is held until the data has left it.
