@@ -202,14 +202,18 @@ class Stream {
   // alone. Errors: kFailedPrecondition where the host does not capture, or work
   // of this stream is not done; kUnimplemented on devices without graphs.
   virtual Status BeginCapture(Stream* /*host*/) {
-    return Unimplemented("this device has no graphs");
+    return Unimplemented(
+        "the device of this engine has no graphs: make it on cuda:N, or step "
+        "without a graph");
   }
   virtual void EndCapture() {}
   // Returns the number of the host's capture of this stream, its own, which no
   // other capture of the process has. Errors: kFailedPrecondition where the
   // host does not capture it; kUnimplemented on devices without graphs.
   virtual StatusOr<uint64_t> CaptureId() const {
-    return Unimplemented("this device has no graphs");
+    return Unimplemented(
+        "the device of this engine has no graphs: make it on cuda:N, or step "
+        "without a graph");
   }
 
   // Returns the stream's error, if it has failed by now. Does not block: work

@@ -108,6 +108,7 @@ class NcclCollectives final : public Collectives {
         ->Watch("replay of a captured step", std::move(begin), std::nullopt)
         ->Set(std::move(end));
   }
+  void Fail(const Status& error) override { parts_.watchdog->Report(error); }
   std::shared_ptr<void> OnFailure(FailureHandler handler) override {
     return parts_.watchdog->OnFailure(std::move(handler));
   }

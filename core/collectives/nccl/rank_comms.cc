@@ -98,18 +98,22 @@ StatusOr<std::unique_ptr<RankComms>> RankComms::Open(
                               "NCCL_DEBUG=INFO");
     });
   });
+  // The first error is that of all.
+  const auto first_or = [&](const Status& error) {
+    const Status first = notices->failure();
+    return first.ok() ? error : first;
+  };
   if (!opened.ok()) {
     if (ended.ok()) opened = WithRemedy(opened);
-    // Other ranks wait in NCCL for this one. The first error is that of all.
+    // Other ranks wait in NCCL for this one.
     notices->Fail(opened);
-    const Status first = notices->failure();
-    return first.ok() ? opened : first;
+    return first_or(opened);
   }
   const Status met = control->Barrier(kOpenComms, deadline);
   if (met.ok()) return comms;
   // A rank that has not come here finalizes nothing.
   comms->Abort();
-  return met;
+  return first_or(met);
 }
 
 Status RankComms::OpenAll(const NcclId& id, std::span<const RankSet> sets,

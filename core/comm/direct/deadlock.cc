@@ -232,10 +232,14 @@ Status Describe(const std::vector<Waiters>& all) {
   size_t named = 0;
   for (const Waiters& waiters : all) {
     const std::string ranks = RanksOf(waiters);
-    const std::string next =
-        named > 0                   ? StrCat(", ", ranks, " in ", waiters.call)
-        : waiters.ranks.size() == 1 ? StrCat(ranks, " waits in ", waiters.call)
-                                    : StrCat(ranks, " wait in ", waiters.call);
+    std::string next = named > 0 ? StrCat(", ", ranks, " in ", waiters.call)
+                       : waiters.ranks.size() == 1
+                           ? StrCat(ranks, " waits in ", waiters.call)
+                           : StrCat(ranks, " wait in ", waiters.call);
+    // Calls of one text are in groups of their own.
+    if (named > 0 && waiters.call == all[0].call) {
+      next += " of another engine or communicator";
+    }
     if (named >= 2 && text.size() + next.size() > kRoom) break;
     text += next;
     ++named;

@@ -38,7 +38,9 @@ std::pair<StatusCode, std::string_view> Describe(CuResult result) {
   }
   switch (result) {
     case CuResult::kOutOfMemory:
-      return {StatusCode::kResourceExhausted, ""};
+      return {StatusCode::kResourceExhausted,
+              "; free memory of the GPU (nvidia-smi says who has it) or of the "
+              "host, or plan for less (shardctl plan)"};
     case CuResult::kInvalidValue:
     case CuResult::kInvalidHandle:
     case CuResult::kInvalidContext:

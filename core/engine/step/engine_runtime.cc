@@ -190,6 +190,12 @@ void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {
     });
   }
   wait([&] { return compute_->Synchronize(deadline); });
+  wait([&] {
+    const Status idle = host_->Synchronize(deadline);
+    // The collectives of a graph that was launched too often wait for ever.
+    if (!idle.ok() && stepper_->HasStrayLaunch()) collectives_->Fail(idle);
+    return idle;
+  });
   host_->Settle(deadline);
   // Collectives are aborted after this, and what waits for them then runs.
   stepper_->DropUpdates();

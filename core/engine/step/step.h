@@ -160,7 +160,7 @@ class Stepper {
     using Mark = ReplayMarks::Mark;
     // One may have run since it was asked for; the launch to come would hide
     // it.
-    strayed_ = latch_.marks().TakeStray() || strayed_;
+    (void)HasStrayLaunch();
     latch_.marks().Set();
     deps_.collectives->WatchReplay(latch_.marks().EventOf(Mark::kBegin),
                                    latch_.marks().EventOf(Mark::kEnd));
@@ -173,11 +173,15 @@ class Stepper {
   // Enqueues the place in the graph where it finds whether BeginReplay came
   // before its launch.
   void FindReplay() { latch_.FindMark(deps_.compute); }
-  // Returns whether the graph was launched without BeginReplay before, and
-  // forgets it. Only launches that have run are known.
+  // Returns whether the graph was launched without BeginReplay before. Only
+  // launches that have begun are known.
+  bool HasStrayLaunch() {
+    strayed_ = latch_.marks().TakeStray() || strayed_;
+    return strayed_;
+  }
+  // Returns the same, and forgets it.
   bool TakeStrayLaunch() {
-    const bool last = latch_.marks().TakeStray();
-    return std::exchange(strayed_, false) || last;
+    return HasStrayLaunch() && std::exchange(strayed_, false);
   }
   // Enqueues the place in the graph where its collectives begin.
   void MarkBegin() {

@@ -11,6 +11,17 @@
 
 namespace shard {
 
+namespace {
+
+Status StrayLaunch() {
+  return FailedPrecondition(
+      "a graph was launched without before_replay, or twice after one, and "
+      "has stepped with old values; load a checkpoint, and launch it once "
+      "after each before_replay");
+}
+
+}  // namespace
+
 void StepCoordinator::SetRuntime(EngineRuntime* runtime) {
   runtime_ = runtime;
   // Left over where the host did not launch the graph of the old plan.
@@ -142,79 +153,6 @@ Status StepCoordinator::Step(const StatusOr<StepOptions>& given,
   return Status();
 }
 
-// ---- Graphs -----------------------------------------------------------------
-
-Status StepCoordinator::CheckCapture(const Deadline& deadline) const {
-  const int ranks = deps_.comm->world_size();
-  const Plan& plan = *runtime_->plan();
-  if (ranks > 1 && !runtime_->collectives().RunsOnDevice()) {
-    return Unimplemented("capture_begin with ", ranks,
-                         " ranks, between which tensors are moved by '",
-                         runtime_->collectives().transport(),
-                         "': only NCCL's transfers can be part of a graph; "
-                         "create the engine with collectives=nccl, or step "
-                         "without a graph");
-  }
-  if (deps_.missing_grads != MissingGrads::kError) {
-    return FailedPrecondition(
-        "capture_begin with missing_grads, which chooses parameters anew in "
-        "each step; create the engine without it");
-  }
-  SHARD_RETURN_IF_ERROR(CheckBetweenSteps("capture_begin"));
-  if (ranks == 1 && !deps_.comm->direct()) {
-    return Unimplemented(
-        "capture_begin with a communicator of direct=0, whose transfers are "
-        "no part of a graph; leave direct=0 out");
-  }
-  if (ranks > 1 && (plan.shards_grads() || plan.shards_params() ||
-                    runtime_->stepper().overlaps())) {
-    return FailedPrecondition(
-        "capture_begin with gradients or parameters that are sharded, or with "
-        "overlap, where units are acquired and marked: in a graph nothing does "
-        "that; plan with stage 0 or 1, and leave overlap out");
-  }
-  if (runtime_->units().states().declares()) {
-    return FailedPrecondition(
-        "capture_begin on an engine whose units or gradients were marked: in a "
-        "graph nothing tells that gradients are ready; capture on an engine "
-        "without unit_acquire and mark_..._ready");
-  }
-  if (pending_ && replays_) {
-    return FailedPrecondition(
-        "capture_begin after a replay that nothing has waited for; call "
-        "synchronize before the capture of the stream begins");
-  }
-  return TakeResult(deadline);
-}
-
-void StepCoordinator::BeginCapture(uint64_t capture) {
-  capture_ = capture;
-  runtime_->stepper().SetCaptures(true);
-}
-
-Status StepCoordinator::CheckSameCapture() const {
-  SHARD_ASSIGN_OR_RETURN(const uint64_t active,
-                         runtime_->host().get()->CaptureId());
-  if (active == capture_) return Status();
-  return FailedPrecondition(
-      "the host's capture has ended before capture_end, and another has begun");
-}
-
-Status StepCoordinator::EndCapture(const Status& local,
-                                   const Deadline& deadline) {
-  const bool has_step = captured_in_ == capture_;
-  capture_.reset();
-  runtime_->stepper().SetCaptures(false);
-  const Status ended =
-      std::exchange(entered_, false)
-          ? AgreeOnStatus(deps_.comm, "end a capture", local, deadline)
-          : local;
-  if (!ended.ok() && has_step) {
-    ForgetCaptured("the end of its capture was an error");
-  }
-  return ended;
-}
-
 Status StepCoordinator::CheckStep(const StatusOr<StepOptions>& given,
                                   const Status& known) const {
   SHARD_RETURN_IF_ERROR(given.status());
@@ -222,28 +160,21 @@ Status StepCoordinator::CheckStep(const StatusOr<StepOptions>& given,
   SHARD_RETURN_IF_ERROR(CheckStepOptions(*given, agreement_.setting()));
   SHARD_RETURN_IF_ERROR(deps_.counters->CheckStepCount());
   SHARD_RETURN_IF_ERROR(runtime_->units().CheckStep());
-  if (!runtime_->stepper().TakeStrayLaunch()) return Status();
-  return FailedPrecondition(
-      "a graph was launched without before_replay, or twice after one, and "
-      "has stepped with old values; load a checkpoint, and launch it once "
-      "after each before_replay");
+  return runtime_->stepper().TakeStrayLaunch() ? StrayLaunch() : Status();
 }
 
-Status StepCoordinator::CheckCaptureStep(const StatusOr<StepOptions>& given,
-                                         const Status& known,
-                                         const StepReport* report) const {
-  if (report != nullptr) {
-    return FailedPrecondition(
-        "step with a report between capture_begin and capture_end, where "
-        "nothing runs; leave the report out");
+Status StepCoordinator::EnterRanks(const Proposal& proposal,
+                                   const Status& local,
+                                   const Deadline& deadline, int32_t* leader) {
+  Status entered =
+      runtime_->units().EnterStep(proposal, local, deadline, leader);
+  if (!std::exchange(dropped_, false) ||
+      entered.code() != StatusCode::kDeadlineExceeded) {
+    return entered;
   }
-  if (captured_in_ == capture_) {
-    return FailedPrecondition(
-        "a second step in one capture of the host's stream, whose steps would "
-        "be replayed with the values of one; capture each in a graph of its "
-        "own");
-  }
-  return CheckStep(given, known);
+  // The others' collectives wait for this rank's, and their hosts for those.
+  return entered.WithContext(
+      "after before_replay, this rank has not launched its graph");
 }
 
 StatusOr<StepInput> StepCoordinator::Enter(Activity activity,
@@ -253,91 +184,9 @@ StatusOr<StepInput> StepCoordinator::Enter(Activity activity,
                                            int32_t* active) {
   const StepOptions options = given.ok() ? *given : StepOptions();
   int32_t leader = 0;
-  SHARD_RETURN_IF_ERROR(runtime_->units().EnterStep(
-      agreement_.ProposalFor(activity, options), local, deadline, &leader));
+  SHARD_RETURN_IF_ERROR(EnterRanks(agreement_.ProposalFor(activity, options),
+                                   local, deadline, &leader));
   return agreement_.Agree(options, leader, deadline, active);
-}
-
-Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
-                                    const Status& known,
-                                    const Deadline& deadline,
-                                    const StepReport* report) {
-  const Status local = CheckCaptureStep(given, known, report);
-  int32_t active = 0;
-  SHARD_ASSIGN_OR_RETURN(
-      const StepInput input,
-      Enter(Activity::kCapture, given, local, deadline, &active));
-  // A step that a rank refuses leaves the graph before it usable on all.
-  captured_in_ = capture_;
-  entered_ = true;
-  ForgetCaptured("the capture of another step has failed since");
-  Units& units = runtime_->units();
-  Stepper& stepper = runtime_->stepper();
-  Captured captured;
-  Status enqueued = units.CompleteGrads(deadline);
-  if (enqueued.ok()) {
-    StepReport dropped;
-    stepper.FindReplay();
-    if (deps_.comm->world_size() > 1) stepper.MarkBegin();
-    enqueued =
-        stepper.Run(input, units.SomeAreAsync(), /*together=*/false,
-                    units.EnqueueRest(true, deadline), deadline, &dropped);
-  }
-  units.FinishStep();
-  captured.bound_bytes = runtime_->bound_copies().TakeBytes();
-  // Nothing has run, so this ends nothing. No rank has a graph where one
-  // failed.
-  const Status agreed =
-      AgreeOnStatus(deps_.comm, "capture a step", enqueued, deadline);
-  // But for a library that has failed, which ended the family.
-  if (agreed.code() == StatusCode::kPoisoned) return units.Fail(agreed);
-  SHARD_RETURN_IF_ERROR(agreed);
-  captured.form = stepper.FormOf(input);
-  captured.bytes = stepper.bytes();
-  captured_ = std::move(captured);
-  return Status();
-}
-
-Status StepCoordinator::CheckReplay(const StatusOr<StepOptions>& given,
-                                    const Status& known) const {
-  SHARD_RETURN_IF_ERROR(CheckStep(given, known));
-  SHARD_RETURN_IF_ERROR(CheckNotBegun("before_replay"));
-  if (captured_) return Status();
-  return FailedPrecondition("before_replay: ", not_captured_,
-                            "; capture the step again");
-}
-
-Status StepCoordinator::BeforeReplay(const StatusOr<StepOptions>& given,
-                                     const Status& known,
-                                     const Deadline& deadline) {
-  SHARD_RETURN_IF_ERROR(TakeResult(deadline));
-  StepReport report;
-  SHARD_ASSIGN_OR_RETURN(
-      const StepInput input,
-      Enter(Activity::kReplay, given, CheckReplay(given, known), deadline,
-            &report.active));
-  const StepForm form =
-      runtime_->stepper().LatchReplay(input, captured_->bytes);
-  runtime_->units().FinishStep();
-  if (const std::string difference = form.DifferenceTo(captured_->form);
-      !difference.empty()) {
-    return FailedPrecondition(
-        "before_replay of another step than the one that "
-        "was captured: ",
-        difference, "; capture it again, or step without the graph");
-  }
-  report.loss_scale = LossScaleOf(*given, agreement_.setting());
-  report.bytes_moved = captured_->bound_bytes;
-  pending_ = report;
-  replays_ = true;
-  runtime_->stepper().BeginReplay();
-  return Status();
-}
-
-void StepCoordinator::ForgetCaptured(std::string_view reason) {
-  if (!captured_) return;
-  captured_.reset();
-  not_captured_ = reason;
 }
 
 StatusOr<StepReport> StepCoordinator::LastReport(
@@ -363,8 +212,7 @@ Status StepCoordinator::EnterAndRun(const StatusOr<StepOptions>& given,
   {
     Span wait(deps_.comm->observer(), EventId::kEnter, {},
               &report->seconds_wait);
-    const Status entered =
-        runtime_->units().EnterStep(proposal, local, deadline, &leader);
+    const Status entered = EnterRanks(proposal, local, deadline, &leader);
     wait.set_result(entered);
     if (!entered.ok()) return entered;
   }
@@ -451,7 +299,9 @@ Status StepCoordinator::Await(const Deadline& deadline) const {
   Status finished = stepper.AwaitResult(deadline, &taken);
   if (!finished.ok()) {
     // A step that is late may still end well.
-    if (!stepper.IsFinished()) return finished;
+    if (!stepper.IsFinished()) {
+      return replays_ && stepper.HasStrayLaunch() ? FailLoneLaunch() : finished;
+    }
     // It may have ended just after the deadline.
     finished = stepper.AwaitResult(deadline, &taken);
   }
@@ -478,6 +328,14 @@ Status StepCoordinator::Await(const Deadline& deadline) const {
   return Status();
 }
 
+Status StepCoordinator::FailLoneLaunch() const {
+  const Status stray = StrayLaunch().WithContext(
+      "the other ranks have not launched their graphs as often");
+  const Status error(stray.code(), stray.message(), deps_.comm->rank());
+  runtime_->collectives().Fail(error);
+  return runtime_->units().Fail(error);
+}
+
 Status StepCoordinator::TakeResult(const Deadline& deadline) const {
   if (pending_ && replays_) {
     SHARD_RETURN_IF_ERROR(runtime_->host().CheckNotCaptured());
@@ -487,8 +345,13 @@ Status StepCoordinator::TakeResult(const Deadline& deadline) const {
                          finished.code() == StatusCode::kDeadlineExceeded;
     return goes_on ? finished : runtime_->units().Fail(finished);
   }
+  if (runtime_->stepper().HasStrayLaunch() &&
+      !runtime_->host().Synchronize(deadline).ok()) {
+    return FailLoneLaunch();
+  }
   // Left over where the host did not launch the graph: nothing has run.
-  if (pending_ && replays_) runtime_->stepper().DropReplay();
+  dropped_ = pending_ && replays_;
+  if (dropped_) runtime_->stepper().DropReplay();
   pending_.reset();
   replays_ = false;
   return Status();

@@ -125,6 +125,12 @@ class StepCoordinator {
   // before the next one. Of a replay, kDeadlineExceeded is not: the host's
   // stream may have been given much after it.
   Status TakeResult(const Deadline& deadline) const;
+  // Ends the family: of the ranks, this one alone has launched a graph without
+  // before_replay, whose collectives wait for ever. Returns the error.
+  Status FailLoneLaunch() const;
+  // Acts as Units::EnterStep.
+  Status EnterRanks(const Proposal& proposal, const Status& local,
+                    const Deadline& deadline, int32_t* leader);
   Status EnterAndRun(const StatusOr<StepOptions>& given, const Status& known,
                      const Deadline& deadline, StepReport* report);
   Status ZeroWholeGrads(const Deadline& deadline);
@@ -157,6 +163,8 @@ class StepCoordinator {
   std::string_view not_captured_ = "no step was captured";
   // pending_ is of a replay, whose end no event tells yet.
   mutable bool replays_ = false;
+  // The host has not launched the graph of the last replay.
+  mutable bool dropped_ = false;
 };
 
 }  // namespace shard

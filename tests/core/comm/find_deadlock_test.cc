@@ -108,6 +108,16 @@ TEST_F(FindDeadlockTest, EachRankIsNamedWithItsCall) {
             "every rank must make the same calls in the same order");
 }
 
+TEST_F(FindDeadlockTest, OneCallOfTwoGroupsIsToldApart) {
+  Wait(0, kEngine, "step");
+  Wait(1, kComm, "step");
+  EXPECT_NE(Find().message().find(
+                "rank 0 waits in step (barrier 'meet'), rank 1 in step "
+                "(barrier 'meet') of another engine or communicator; none"),
+            std::string::npos)
+      << Find().message();
+}
+
 TEST_F(FindDeadlockTest, OfManyRanksTheFirstAreListed) {
   for (int rank = 0; rank < kMostRanks; ++rank) {
     Wait(rank, rank == 39 ? kComm : kEngine, rank == 39 ? "sum" : "step");

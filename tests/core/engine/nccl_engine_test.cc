@@ -8,8 +8,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <string>
@@ -263,6 +265,31 @@ TEST(NcclEngineTest, AnEngineIsMadeAfterOneThatFailed) {
         ASSERT_OK((*engine)->Synchronize(0));
       },
       30, "direct=0");
+}
+
+// Wherever NCCL fails on one rank while an engine is made, both have one error.
+TEST(NcclEngineTest, AnErrorOfAnyQueryIsThatOfAll) {
+  const auto plan = PlanFor(1);
+  bool was_made = false;
+  const uint64_t step = std::getenv("SHARD_TEST_LONG") != nullptr ? 1 : 5;
+  for (uint64_t query = 1; !was_made; query += step) {
+    SCOPED_TRACE(query);
+    const FakeNccl fake(Gpus(2));
+    testing::fake_nccl::FailCall("ncclCommGetAsyncError", query,
+                                 testing::fake_nccl::Result::kSystemError,
+                                 {.rank = 1});
+    std::array<Status, 2> made;
+    RunThreadRanks(
+        2,
+        [&](const std::shared_ptr<Communicator>& comm) {
+          made[static_cast<size_t>(comm->rank())] =
+              MakeEngineOn("cuda", plan, comm).status();
+        },
+        30, "direct=0");
+    EXPECT_EQ(made[0].ToString(), made[1].ToString());
+    was_made = testing::fake_nccl::NumFaults() == 0;
+    ASSERT_LT(query, 1000u);
+  }
 }
 
 // Trains two ranks, and from step 3 on a parameter that was frozen and is

@@ -170,6 +170,11 @@ class Host {
     return engine_->ZeroGrad();
   }
 
+  void FreeEngine() {
+    EndGraph();
+    engine_.reset();
+  }
+
   std::vector<std::byte> Params() {
     EXPECT_OK(engine_->Summon(0, -1, 0));
     EXPECT_OK(engine_->Synchronize(0));
@@ -392,6 +397,63 @@ TEST(NcclGraphTest, LaunchesWithoutBeforeReplayAreFoundOnAllRanks) {
     ASSERT_OK(host->Replay(Clipped()));
     ASSERT_OK(host->engine()->AwaitStep());
     EXPECT_EQ(host->engine()->step(), 2);
+  });
+}
+
+// A launch too many of one rank alone, before or after it has waited for the
+// one that was asked for. Its collectives meet the next replay's of the other,
+// or none, so the family ends, and engines are freed at once.
+TEST(NcclGraphTest, ALaunchTooManyOfOneRankEndsTheFamily) {
+  for (const bool waits : {false, true}) {
+    SCOPED_TRACE(waits);
+    RunRanks(kForm, kTimeout, [&](Host* host, Communicator* comm) {
+      ASSERT_OK(host->Capture(Clipped()));
+      ASSERT_OK(host->Replay(Clipped()));
+      if (waits || comm->rank() == 0) ASSERT_OK(host->engine()->AwaitStep());
+      if (comm->rank() == 1) host->Launch();
+      // The launch may begin after the next before_replay.
+      constexpr int kMost = 2;
+      Status status;
+      auto begin = std::chrono::steady_clock::now();
+      for (int replays = 0; status.ok() && replays < kMost; ++replays) {
+        begin = std::chrono::steady_clock::now();
+        status = host->Replay(Clipped());
+      }
+      EXPECT_EQ(status.rank(), 1) << status.ToString();
+      if (comm->rank() == 1) {
+        ExpectError(status, StatusCode::kFailedPrecondition,
+                    {"other ranks have not launched", "twice after one"});
+        EXPECT_FALSE(host->engine()->BeforeReplay(Clipped()).ok());
+      } else {
+        EXPECT_FALSE(status.ok());
+      }
+      host->FreeEngine();
+      EXPECT_LT(SecondsSince(begin), kTimeout + (kSanitized ? 5 : 1));
+    });
+  }
+}
+
+// One that is freed then waits for its timeout, and leaves nothing.
+TEST(NcclGraphTest, AnEngineWithALaunchTooManyIsFreed) {
+  RunAfterReplay([](Host* host, Communicator* comm) {
+    if (comm->rank() == 1) host->Launch();
+    host->FreeEngine();
+  });
+}
+
+// The other rank waits for its GPU, and so does not come to the step.
+TEST(NcclGraphTest, ARankThatStepsInPlaceOfItsLaunchIsTold) {
+  RunAfterReplay([](Host* host, Communicator* comm) {
+    host->CopyGrads(2, true);
+    ASSERT_OK(host->engine()->BeforeReplay(Clipped()));
+    if (comm->rank() == 0) host->Launch();
+    const Status status = host->Step(Clipped());
+    if (comm->rank() == 1) {
+      ExpectError(status, StatusCode::kDeadlineExceeded,
+                  {"this rank has not launched its graph", "rank [0]"});
+    } else {
+      EXPECT_FALSE(status.ok());
+    }
   });
 }
 

@@ -1456,11 +1456,13 @@ extern "C" {
 extern "C" {
     /// Gets the parameter's elements, row-major, and their number; `numel` may be
     /// NULL. The elements are in the device's memory, copies of shard_engine_summon
-    /// in the host's. Ranks that share a host's memory all read the same copy. The
-    /// pointer is valid as long as the engine, or until shard_engine_add_param_group
-    /// or _set_trainable; where parameters are sharded (stage 3 without shared
-    /// memory), from shard_engine_unit_acquire to _release, and FAILED_PRECONDITION
-    /// else. A zero-size parameter has numel 0. Not during a step. Local.
+    /// in the host's. Ranks that share a host's memory all read the same copy, which
+    /// libshard alone writes. After shard_engine_begin_step a unit's parameters may
+    /// change once its gradients are ready. The pointer is valid as long as the
+    /// engine, or until shard_engine_add_param_group or _set_trainable; where
+    /// parameters are sharded (stage 3 without shared memory), from
+    /// shard_engine_unit_acquire to _release, and FAILED_PRECONDITION else. A
+    /// zero-size parameter has numel 0. Not during a step. Local.
     #[must_use]
     pub fn shard_engine_param(engine: *mut shard_engine, param: i32, data: *mut *const c_void, numel: *mut i64) -> *mut shard_error;
 }
