@@ -193,7 +193,10 @@ void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {
   wait([&] {
     const Status idle = host_->Synchronize(deadline);
     // The collectives of a graph that was launched too often wait for ever.
-    if (!idle.ok() && stepper_->HasStrayLaunch()) collectives_->Fail(idle);
+    if (idle.code() == StatusCode::kDeadlineExceeded &&
+        stepper_->HasStrayLaunch()) {
+      collectives_->Fail(idle);
+    }
     return idle;
   });
   host_->Settle(deadline);

@@ -300,7 +300,7 @@ Status StepCoordinator::Await(const Deadline& deadline) const {
   if (!finished.ok()) {
     // A step that is late may still end well.
     if (!stepper.IsFinished()) {
-      return replays_ && stepper.HasStrayLaunch() ? FailLoneLaunch() : finished;
+      return finished;
     }
     // It may have ended just after the deadline.
     finished = stepper.AwaitResult(deadline, &taken);
@@ -328,6 +328,10 @@ Status StepCoordinator::Await(const Deadline& deadline) const {
   return Status();
 }
 
+bool StepCoordinator::HasLaunchOfRanks() const {
+  return deps_.comm->world_size() > 1 && runtime_->stepper().HasStrayLaunch();
+}
+
 Status StepCoordinator::FailLoneLaunch() const {
   const Status stray = StrayLaunch().WithContext(
       "the other ranks have not launched their graphs as often");
@@ -343,10 +347,13 @@ Status StepCoordinator::TakeResult(const Deadline& deadline) const {
   if (const Status finished = Await(deadline); !finished.ok()) {
     const bool goes_on = pending_ && replays_ &&
                          finished.code() == StatusCode::kDeadlineExceeded;
-    return goes_on ? finished : runtime_->units().Fail(finished);
+    if (!goes_on) return runtime_->units().Fail(finished);
+    return HasLaunchOfRanks() ? FailLoneLaunch() : finished;
   }
-  if (runtime_->stepper().HasStrayLaunch() &&
-      !runtime_->host().Synchronize(deadline).ok()) {
+  // A stream that the host captures cannot be waited for.
+  if (HasLaunchOfRanks() && runtime_->host().CheckNotCaptured().ok() &&
+      runtime_->host().Synchronize(deadline).code() ==
+          StatusCode::kDeadlineExceeded) {
     return FailLoneLaunch();
   }
   // Left over where the host did not launch the graph: nothing has run.

@@ -125,6 +125,9 @@ class StepCoordinator {
   // before the next one. Of a replay, kDeadlineExceeded is not: the host's
   // stream may have been given much after it.
   Status TakeResult(const Deadline& deadline) const;
+  // Returns whether a graph with collectives was launched without
+  // before_replay.
+  bool HasLaunchOfRanks() const;
   // Ends the family: of the ranks, this one alone has launched a graph without
   // before_replay, whose collectives wait for ever. Returns the error.
   Status FailLoneLaunch() const;

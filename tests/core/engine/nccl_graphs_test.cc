@@ -433,6 +433,22 @@ TEST(NcclGraphTest, ALaunchTooManyOfOneRankEndsTheFamily) {
   }
 }
 
+// Where all ranks have made it, and their streams are captured when the next
+// call comes, that says so once, and training goes on.
+TEST(NcclGraphTest, ALaunchTooManyOfAllRanksBeforeACaptureEndsNothing) {
+  RunAfterReplay([](Host* host, Communicator*) {
+    host->Launch();
+    (void)host->Params();
+    ExpectError(host->Capture(Clipped()), StatusCode::kFailedPrecondition,
+                {"launched without before_replay, or twice"});
+    ASSERT_OK(host->Capture(Clipped()));
+    host->CopyGrads(2, true);
+    ASSERT_OK(host->Replay(Clipped()));
+    ASSERT_OK(host->engine()->AwaitStep());
+    EXPECT_EQ(host->engine()->step(), 2);
+  });
+}
+
 // One that is freed then waits for its timeout, and leaves nothing.
 TEST(NcclGraphTest, AnEngineWithALaunchTooManyIsFreed) {
   RunAfterReplay([](Host* host, Communicator* comm) {

@@ -30,19 +30,27 @@ class GuardedPair final : public tcp::Pair {
               const GlooContext::Failed* failed)
       : tcp::Pair(context, device, host, timeout), failed_(failed) {}
 
-  // The loop's thread.
+  // The loop's thread. As Gloo's own, which would unlock before who catches
+  // locks again. It must not wait: who has the lock may wait for the loop.
   void handleEvents(int events) override {
+    const std::unique_lock<std::mutex> lock(m_, std::try_to_lock);
+    if (!lock.owns_lock()) return;
     try {
-      tcp::Pair::handleEvents(events);
+      if (state_ == CONNECTED) {
+        handleReadWrite(events);
+      } else if (state_ == LISTENING) {
+        handleListening();
+      } else if (state_ == CONNECTING) {
+        handleConnecting();
+      }
     } catch (...) {
       Fail(std::current_exception());
     }
   }
 
  private:
-  // This is not freed before the lock is.
+  // REQUIRES: the lock is held, so that this is not freed meanwhile.
   void Fail(const std::exception_ptr& why) noexcept {
-    const std::lock_guard<std::mutex> lock(m_);
     // A connection that is accepted is not in the loop before it has been
     // looked at, and Gloo throws once more where it removes what is not there.
     if (state_ == LISTENING && fd_ != -1) {
@@ -54,7 +62,10 @@ class GuardedPair final : public tcp::Pair {
     } catch (...) {  // Out of memory.
       changeState(CLOSED);
     }
-    (*failed_)(rank_, why);
+    try {
+      (*failed_)(rank_, why);
+    } catch (...) {  // NOLINT: out of memory; later calls throw
+    }
   }
 
   const GlooContext::Failed* const failed_;
