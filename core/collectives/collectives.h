@@ -227,7 +227,8 @@ class Collectives {
   // Watches the collectives of one replay as others are: from `begin`, where
   // the device comes to the first of them, to `end`.
   virtual void WatchReplay(Event /*begin*/, Event /*end*/) {}
-  // Ends those of a replay that is not watched, as a failure of theirs does.
+  // Ends collectives of replays that are not watched, as a failure of theirs
+  // does. Any thread.
   virtual void Fail(const Status& /*error*/) {}
 
   // Sets when the collectives end that are enqueued from here on; null: each

@@ -19,8 +19,9 @@
 namespace shard {
 
 void Engine::SetRuntime(std::unique_ptr<EngineRuntime> runtime) {
+  // Before the old one is gone, of which it keeps what is not told yet.
+  steps_.SetRuntime(runtime.get());
   runtime_ = std::move(runtime);
-  steps_.SetRuntime(runtime_.get());
 }
 
 Status Engine::CheckOutsideCapture(std::string_view what) const {

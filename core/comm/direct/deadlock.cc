@@ -237,7 +237,10 @@ Status Describe(const std::vector<Waiters>& all) {
                            ? StrCat(ranks, " waits in ", waiters.call)
                            : StrCat(ranks, " wait in ", waiters.call);
     // Calls of one text are in groups of their own.
-    if (named > 0 && waiters.call == all[0].call) {
+    const auto before = all.begin() + static_cast<std::ptrdiff_t>(named);
+    if (std::any_of(all.begin(), before, [&](const Waiters& other) {
+          return other.call == waiters.call;
+        })) {
       next += " of another engine or communicator";
     }
     if (named >= 2 && text.size() + next.size() > kRoom) break;

@@ -194,8 +194,8 @@ void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {
     const Status idle = host_->Synchronize(deadline);
     // The collectives of a graph that was launched too often wait for ever.
     if (idle.code() == StatusCode::kDeadlineExceeded &&
-        stepper_->HasStrayLaunch()) {
-      collectives_->Fail(idle);
+        stepper_->MayWaitForRanks()) {
+      collectives_->Fail(stepper_->LoneLaunch());
     }
     return idle;
   });

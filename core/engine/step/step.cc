@@ -133,6 +133,18 @@ Status Stepper::EnqueueFinish(const Deadline& deadline) {
   return deps_.compute->status();
 }
 
+Status Stepper::LoneLaunch() const {
+  const int rank = deps_.comm->rank();
+  return Status(
+      StatusCode::kFailedPrecondition,
+      StrCat("rank ", rank,
+             " has launched a graph without before_replay, or twice after one, "
+             "and the other ranks have not launched theirs as often; make the "
+             "engine anew, load a checkpoint, and launch the graph once after "
+             "each before_replay"),
+      rank);
+}
+
 Status Stepper::AwaitResult(const Deadline& deadline,
                             StepReport* report) const {
   {

@@ -160,7 +160,7 @@ class Stepper {
     using Mark = ReplayMarks::Mark;
     // One may have run since it was asked for; the launch to come would hide
     // it.
-    (void)HasStrayLaunch();
+    FindStrayLaunch();
     latch_.marks().Set();
     deps_.collectives->WatchReplay(latch_.marks().EventOf(Mark::kBegin),
                                    latch_.marks().EventOf(Mark::kEnd));
@@ -173,16 +173,30 @@ class Stepper {
   // Enqueues the place in the graph where it finds whether BeginReplay came
   // before its launch.
   void FindReplay() { latch_.FindMark(deps_.compute); }
-  // Returns whether the graph was launched without BeginReplay before. Only
-  // launches that have begun are known.
-  bool HasStrayLaunch() {
-    strayed_ = latch_.marks().TakeStray() || strayed_;
-    return strayed_;
+  // Looks for launches of the graph without BeginReplay. Only those that have
+  // begun are known.
+  void FindStrayLaunch() {
+    if (!latch_.marks().TakeStray()) return;
+    strayed_ = true;
+    may_wait_ = deps_.comm->world_size() > 1;
   }
-  // Returns the same, and forgets it.
+  // Returns whether there was such a launch, and forgets it.
   bool TakeStrayLaunch() {
-    return HasStrayLaunch() && std::exchange(strayed_, false);
+    FindStrayLaunch();
+    return std::exchange(strayed_, false);
   }
+  // Makes a launch of the stepper that this one replaces one of this one's.
+  void SetStrayed() { strayed_ = true; }
+  // Returns whether such a launch may wait for collectives of other ranks that
+  // never come, until SetIdle.
+  bool MayWaitForRanks() {
+    FindStrayLaunch();
+    return may_wait_;
+  }
+  // Says that the host's stream has done all that it was given.
+  void SetIdle() { may_wait_ = false; }
+  // Returns the error of a launch that does wait for ever.
+  Status LoneLaunch() const;
   // Enqueues the place in the graph where its collectives begin.
   void MarkBegin() {
     latch_.DownloadMark(ReplayMarks::Mark::kBegin, deps_.compute);
@@ -264,8 +278,9 @@ class Stepper {
   // The step on its way.
   bool begun_ = false;
   bool captures_ = false;
-  bool strayed_ = false;  // A launch before the last BeginReplay had no marks.
-  Event latched_;         // After it, kernels may read the block.
+  bool strayed_ = false;   // A launch had no marks.
+  bool may_wait_ = false;  // One had none whose end is not known.
+  Event latched_;          // After it, kernels may read the block.
   Deadline latch_deadline_ = Deadline::After(0);
   Deadline meeting_deadline_ = Deadline::After(0);
   Event finished_;

@@ -11,18 +11,10 @@
 
 namespace shard {
 
-namespace {
-
-Status StrayLaunch() {
-  return FailedPrecondition(
-      "a graph was launched without before_replay, or twice after one, and "
-      "has stepped with old values; load a checkpoint, and launch it once "
-      "after each before_replay");
-}
-
-}  // namespace
-
 void StepCoordinator::SetRuntime(EngineRuntime* runtime) {
+  if (runtime_ != nullptr && runtime_->stepper().TakeStrayLaunch()) {
+    runtime->stepper().SetStrayed();
+  }
   runtime_ = runtime;
   // Left over where the host did not launch the graph of the old plan.
   pending_.reset();
@@ -113,8 +105,7 @@ Status StepCoordinator::Begin(const StatusOr<StepOptions>& given,
   const Proposal proposal =
       agreement_.ProposalFor(Activity::kBeginStep, options);
   int32_t leader = 0;
-  SHARD_RETURN_IF_ERROR(
-      runtime_->units().EnterStep(proposal, local, deadline, &leader));
+  SHARD_RETURN_IF_ERROR(EnterRanks(proposal, local, deadline, &leader));
   return RunBegin(options, leader, deadline);
 }
 
@@ -160,7 +151,11 @@ Status StepCoordinator::CheckStep(const StatusOr<StepOptions>& given,
   SHARD_RETURN_IF_ERROR(CheckStepOptions(*given, agreement_.setting()));
   SHARD_RETURN_IF_ERROR(deps_.counters->CheckStepCount());
   SHARD_RETURN_IF_ERROR(runtime_->units().CheckStep());
-  return runtime_->stepper().TakeStrayLaunch() ? StrayLaunch() : Status();
+  if (!runtime_->stepper().TakeStrayLaunch()) return Status();
+  return FailedPrecondition(
+      "a graph was launched without before_replay, or twice after one, and "
+      "has stepped with old values; load a checkpoint from before, and launch "
+      "it once after each before_replay");
 }
 
 Status StepCoordinator::EnterRanks(const Proposal& proposal,
@@ -299,9 +294,7 @@ Status StepCoordinator::Await(const Deadline& deadline) const {
   Status finished = stepper.AwaitResult(deadline, &taken);
   if (!finished.ok()) {
     // A step that is late may still end well.
-    if (!stepper.IsFinished()) {
-      return finished;
-    }
+    if (!stepper.IsFinished()) return finished;
     // It may have ended just after the deadline.
     finished = stepper.AwaitResult(deadline, &taken);
   }
@@ -328,37 +321,32 @@ Status StepCoordinator::Await(const Deadline& deadline) const {
   return Status();
 }
 
-bool StepCoordinator::HasLaunchOfRanks() const {
-  return deps_.comm->world_size() > 1 && runtime_->stepper().HasStrayLaunch();
-}
-
 Status StepCoordinator::FailLoneLaunch() const {
-  const Status stray = StrayLaunch().WithContext(
-      "the other ranks have not launched their graphs as often");
-  const Status error(stray.code(), stray.message(), deps_.comm->rank());
+  const Status error = runtime_->stepper().LoneLaunch();
   runtime_->collectives().Fail(error);
   return runtime_->units().Fail(error);
 }
 
 Status StepCoordinator::TakeResult(const Deadline& deadline) const {
+  Stepper& stepper = runtime_->stepper();
   if (pending_ && replays_) {
     SHARD_RETURN_IF_ERROR(runtime_->host().CheckNotCaptured());
   }
   if (const Status finished = Await(deadline); !finished.ok()) {
-    const bool goes_on = pending_ && replays_ &&
-                         finished.code() == StatusCode::kDeadlineExceeded;
-    if (!goes_on) return runtime_->units().Fail(finished);
-    return HasLaunchOfRanks() ? FailLoneLaunch() : finished;
+    const bool is_late = finished.code() == StatusCode::kDeadlineExceeded;
+    if (is_late && stepper.MayWaitForRanks()) return FailLoneLaunch();
+    const bool goes_on = pending_ && replays_ && is_late;
+    return goes_on ? finished : runtime_->units().Fail(finished);
   }
   // A stream that the host captures cannot be waited for.
-  if (HasLaunchOfRanks() && runtime_->host().CheckNotCaptured().ok() &&
-      runtime_->host().Synchronize(deadline).code() ==
-          StatusCode::kDeadlineExceeded) {
-    return FailLoneLaunch();
+  if (stepper.MayWaitForRanks() && runtime_->host().CheckNotCaptured().ok()) {
+    const Status idle = runtime_->host().Synchronize(deadline);
+    if (idle.code() == StatusCode::kDeadlineExceeded) return FailLoneLaunch();
+    if (idle.ok()) stepper.SetIdle();
   }
   // Left over where the host did not launch the graph: nothing has run.
   dropped_ = pending_ && replays_;
-  if (dropped_) runtime_->stepper().DropReplay();
+  if (dropped_) stepper.DropReplay();
   pending_.reset();
   replays_ = false;
   return Status();

@@ -125,13 +125,11 @@ class StepCoordinator {
   // before the next one. Of a replay, kDeadlineExceeded is not: the host's
   // stream may have been given much after it.
   Status TakeResult(const Deadline& deadline) const;
-  // Returns whether a graph with collectives was launched without
-  // before_replay.
-  bool HasLaunchOfRanks() const;
   // Ends the family: of the ranks, this one alone has launched a graph without
   // before_replay, whose collectives wait for ever. Returns the error.
   Status FailLoneLaunch() const;
-  // Acts as Units::EnterStep.
+  // Acts as Units::EnterStep, with an error of the deadline that says where
+  // this rank has not launched its graph.
   Status EnterRanks(const Proposal& proposal, const Status& local,
                     const Deadline& deadline, int32_t* leader);
   Status EnterAndRun(const StatusOr<StepOptions>& given, const Status& known,

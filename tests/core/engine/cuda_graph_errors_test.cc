@@ -160,6 +160,23 @@ TEST_F(GraphErrorsTest, ALaunchWithoutBeforeReplayIsFound) {
   }
 }
 
+// A change of the plan does not make it good.
+TEST_F(GraphErrorsTest, ALaunchWithoutBeforeReplayIsToldAfterAReplan) {
+  Host host("adamw");
+  Engine* const engine = host.engine();
+  ASSERT_OK(host.Capture(Clipped()));
+  host.CopyGrads(1, true);
+  ASSERT_OK(host.Replay(Clipped()));
+  host.Launch();
+  const ParamId params[] = {0};
+  ASSERT_OK(engine->SetTrainable(params, false, 0));
+  ASSERT_OK(engine->SetTrainable(params, true, 0));
+  host.CopyGrads(2, true);
+  ExpectError(engine->Step(Clipped(), nullptr), StatusCode::kFailedPrecondition,
+              {"launched without before_replay, or twice after one"});
+  ASSERT_OK(engine->Step(Clipped(), nullptr));
+}
+
 // The host may give its stream much after a replay, as a validation, and wait
 // for less.
 TEST_F(GraphErrorsTest, AReplayWithMuchBehindItIsWaitedForAgain) {

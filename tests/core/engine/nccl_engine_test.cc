@@ -288,6 +288,7 @@ TEST(NcclEngineTest, AnErrorOfAnyQueryIsThatOfAll) {
         30, "direct=0");
     EXPECT_EQ(made[0].ToString(), made[1].ToString());
     was_made = testing::fake_nccl::NumFaults() == 0;
+    EXPECT_EQ(made[0].ok(), was_made);
     ASSERT_LT(query, 1000u);
   }
 }

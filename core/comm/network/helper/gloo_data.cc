@@ -45,15 +45,18 @@ struct GlooData::Transport {
   std::shared_ptr<GlooContext> context;
 
   std::mutex mutex;
-  bool is_ending = false;  // GUARDED_BY(mutex), as the next three.
+  bool is_ending = false;  // GUARDED_BY(mutex), as the next four.
   int host = -1;           // Whose token is waited for, if any.
+  Status failed;           // Why the wait for it was ended.
   UnboundBuffer* sent = nullptr;
   UnboundBuffer* received = nullptr;
 
   // Ends the wait for the token of `ended`.
-  void EndWait(int ended) {
+  void EndWait(int ended, const Status& why) {
     const std::lock_guard<std::mutex> lock(mutex);
-    if (host == ended) Abort();
+    if (host != ended) return;
+    failed = why;
+    Abort();
   }
 
   // Ends the waits for tokens, also those to come.
@@ -81,6 +84,11 @@ struct GlooData::Transport {
     Waits(const Waits&) = delete;
     Waits& operator=(const Waits&) = delete;
 
+    // Returns why the wait was ended; OK where it was not, or by this end.
+    Status failed() const {
+      const std::lock_guard<std::mutex> lock(transport_->mutex);
+      return transport_->failed;
+    }
     // Returns whether the waits were ended before there were buffers.
     bool are_ended() const {
       const std::lock_guard<std::mutex> lock(transport_->mutex);
@@ -91,6 +99,7 @@ struct GlooData::Transport {
     void Set(int host, UnboundBuffer* sent, UnboundBuffer* received) {
       const std::lock_guard<std::mutex> lock(transport_->mutex);
       transport_->host = host;
+      transport_->failed = Status();
       transport_->sent = sent;
       transport_->received = received;
     }
@@ -270,10 +279,10 @@ StatusOr<std::unique_ptr<GlooData>> GlooData::Create(Loop* loop, int host,
                 gloo::transport::tcp::CreateDevice(
                     gloo::transport::tcp::attr(address.c_str()))),
             host, hosts, [&data = *data](int h, const std::exception_ptr& why) {
-              data.transport_->EndWait(h);
-              data.ReportLost(h, Guard("Gloo", [&]() -> Status {
-                                std::rethrow_exception(why);
-                              }));
+              const Status error = Guard(
+                  "Gloo", [&]() -> Status { std::rethrow_exception(why); });
+              data.transport_->EndWait(h, error);
+              data.ReportLost(h, error);
             });
         // Pairs take the time over when they are made, and Gloo sets none by
         // itself. To connect they wait five times as long.
@@ -357,6 +366,7 @@ Status GlooData::ConnectTo(int host, const End& theirs) {
     out->send(host, kTokenSlot, 0, kProbeBytes);
     if (waits.are_ended() || !out->waitSend(nullptr, left) ||
         !in->waitRecv(nullptr, left)) {
+      SHARD_RETURN_IF_ERROR(waits.failed());
       return Unavailable("the connection with host ", host, " was closed");
     }
     received.resize(kTokenBytes);

@@ -16,6 +16,7 @@
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/base/sanitizers.h"
 #include "tests/core/comm/network/namespace_hosts.h"
 #include "tests/namespaces/namespaces.h"
 #include "tests/ranks/ranks.h"
@@ -77,7 +78,7 @@ class HostRestartsTest : public NamespaceHostsTest {
 };
 
 TEST_F(HostRestartsTest, AProcessOpensOneAfterEachLoss) {
-  constexpr int kStarts = 100;
+  constexpr int kStarts = kSanitized ? 20 : 100;
   MakeHosts(static_cast<int>(kBegins.size()) - 1);
   ExpectAllPassed(RunRanks(
       kRanks,
