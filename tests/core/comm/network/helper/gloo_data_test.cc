@@ -361,7 +361,8 @@ TEST(GlooDataTest, AStrangersConnectionIsAnError) {
 TEST(GlooDataTest, TooMuchDataClosesItsConnection) {
   Hosts hosts = MakeHosts(3);
   ExpectConnected(Connect(hosts, EndsOf(hosts)));
-  std::byte memory[64] = {};
+  const std::byte sent[64] = {};
+  std::byte received[16];
   std::atomic<bool> lost = false;
   hosts[0]->OnLoop([&] {
     hosts[0]->data()->set_on_lost([&](int host, const Status& why) {
@@ -369,17 +370,17 @@ TEST(GlooDataTest, TooMuchDataClosesItsConnection) {
       hosts[0]->data()->Lose(host);
       lost = true;
     });
-    hosts[0]->data()->Receive(1, memory, 16,
+    hosts[0]->data()->Receive(1, received, sizeof(received),
                               [] { ADD_FAILURE() << "64 bytes are 16"; });
   });
   hosts[1]->OnLoop(
-      [&] { hosts[1]->data()->Send(0, memory, sizeof(memory), nullptr); });
+      [&] { hosts[1]->data()->Send(0, sent, sizeof(sent), nullptr); });
   EXPECT_TRUE(testing::ComesTrue([&] { return lost.load(); }));
 
   std::atomic<bool> done = false;
-  hosts[2]->OnLoop([&] { hosts[2]->data()->Send(0, memory, 8, nullptr); });
+  hosts[2]->OnLoop([&] { hosts[2]->data()->Send(0, sent, 8, nullptr); });
   hosts[0]->OnLoop([&] {
-    hosts[0]->data()->Receive(2, memory, 8, [&] {
+    hosts[0]->data()->Receive(2, received, 8, [&] {
       done = true;
       done.notify_all();
     });
