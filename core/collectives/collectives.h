@@ -224,12 +224,14 @@ class Collectives {
   // Sets whether they are, from here on: they are not compared between the
   // ranks, which have to make the same calls and to repeat the graph together.
   virtual void SetCaptures(bool /*captures*/) {}
-  // Watches the collectives of one replay as others are: from `begin`, where
-  // the device comes to the first of them, to `end`.
-  virtual void WatchReplay(Event /*begin*/, Event /*end*/) {}
-  // Ends collectives of replays that are not watched, as a failure of theirs
-  // does. Any thread.
-  virtual void Fail(const Status& /*error*/) {}
+  // Watches the collectives of a graph that the host has launched as others
+  // are, on the thread of the caller, until `end` or until `stops` returns
+  // true. `find_late` returns their error once they are late, and is called
+  // from any thread, also later. Another thread than that of the collectives.
+  using Late = std::function<Status(const Deadline& deadline)>;
+  virtual void WatchLaunch(std::string_view /*what*/, const Event& /*end*/,
+                           const Late& /*find_late*/,
+                           const std::function<bool()>& /*stops*/) {}
 
   // Sets when the collectives end that are enqueued from here on; null: each
   // after a time of its own. Returns what held before.

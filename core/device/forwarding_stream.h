@@ -34,6 +34,9 @@ class ForwardingStream : public Stream {
   void Fill(std::vector<MemoryFill> parts) override {
     stream_->Fill(std::move(parts));
   }
+  void Count(uint32_t* count, uint32_t* copy) override {
+    stream_->Count(count, copy);
+  }
   void SumGradients(const GradientSources& sources, size_t begin, size_t count,
                     double scale, double clip_value, float* out) override {
     stream_->SumGradients(sources, begin, count, scale, clip_value, out);

@@ -11,6 +11,7 @@
 #ifndef SHARD_CORE_DEVICE_HOST_STREAM_H_
 #define SHARD_CORE_DEVICE_HOST_STREAM_H_
 
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -45,13 +46,22 @@ class HostStream {
   // Returns the present stream, which is valid until the next Replace.
   Stream* get() const { return stream_.get(); }
 
+  // Sets what knows why the host's work may not have ended by a deadline, which
+  // has passed; null: nothing.
+  using Explain = std::function<Status(const Deadline& deadline)>;
+  void ExplainLate(Explain explain) { explain_ = std::move(explain); }
+
   // As the functions of Stream.
   Event Record() { return stream_->Record(); }
   void Wait(const Event& event, const Deadline& deadline) {
     stream_->Wait(event, deadline);
   }
+  // An error of the deadline is that of ExplainLate, where that has one.
   Status Synchronize(const Deadline& deadline) {
-    return stream_->Synchronize(deadline);
+    const Status done = stream_->Synchronize(deadline);
+    if (done.code() != StatusCode::kDeadlineExceeded || !explain_) return done;
+    const Status why = explain_(deadline);
+    return why.ok() ? stream_->Synchronize(deadline) : why;
   }
   void Settle(const Deadline& deadline) noexcept { stream_->Settle(deadline); }
   Status CheckNotCaptured() const { return stream_->CheckNotCaptured(); }
@@ -59,6 +69,7 @@ class HostStream {
 
  private:
   std::shared_ptr<Stream> stream_;
+  Explain explain_;
 };
 
 }  // namespace shard

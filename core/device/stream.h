@@ -78,6 +78,8 @@ class Stream {
   // Copies and fills any number of parts, in one operation. REQUIRES: no part
   // overlaps another.
   virtual void Fill(std::vector<MemoryFill> parts) = 0;
+  // Adds 1 to a word, and stores it in another one, which may be the host's.
+  virtual void Count(uint32_t* count, uint32_t* copy) = 0;
 
   // Kernels: each does the work of the function of that name in kernels/cpu,
   // with the same bits as result.

@@ -351,7 +351,8 @@ Status Engine::Join(double timeout, int64_t* steps) {
 
 Status Engine::Summon(ModuleId module, int rank, double timeout) {
   return full_params_.Summon(*runtime_, module, rank,
-                             CheckBetweenSteps("summon"), DeadlineOf(timeout));
+                             Counted(CheckBetweenSteps("summon")),
+                             DeadlineOf(timeout));
 }
 
 Status Engine::EndSummon(const StatusOr<bool>& write_back, double timeout) {
@@ -418,7 +419,7 @@ StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(
   return Observe(comm_->observer(), EventId::kSave,
                  {.what = root, .step = step()}, [&] {
                    return State().Save(
-                       root, options, Counted(CheckBetweenSteps("save")),
+                       root, options, CheckGiven("save"),
                        WorkDeadlineOf(options.ok() ? options->timeout : 0));
                  });
 }
@@ -427,10 +428,10 @@ Status Engine::Load(const std::string& path,
                     const StatusOr<LoadOptions>& options, LoadReport* report) {
   const double timeout = options.ok() ? options->timeout : 0;
   return Observe(comm_->observer(), EventId::kLoad, {.what = path}, [&] {
-    return Refreshed(State().LoadCheckpoint(path, options,
-                                            Counted(CheckIdleOrFilling("load")),
-                                            WorkDeadlineOf(timeout), report),
-                     timeout);
+    return Loaded(State().LoadCheckpoint(path, options,
+                                         Counted(CheckIdleOrFilling("load")),
+                                         WorkDeadlineOf(timeout), report),
+                  timeout);
   });
 }
 
@@ -442,14 +443,14 @@ DeviceId Engine::DeviceOf(TensorRole role) const {
 }
 
 Status Engine::AddLocalState(const StateOptions& options, MemoryStore* store) {
-  SHARD_RETURN_IF_ERROR(Counted(CheckBetweenSteps("state")));
+  SHARD_RETURN_IF_ERROR(CheckGiven("state"));
   return State().AddLocal(options, DeadlineOf(0), store);
 }
 
 Status Engine::GatherState(const StatusOr<StateOptions>& options, int rank,
                            double timeout,
                            const TrainingState::EntrySink& sink) {
-  return State().Gather(options, rank, Counted(CheckBetweenSteps("gather")),
+  return State().Gather(options, rank, CheckGiven("gather"),
                         WorkDeadlineOf(timeout), sink);
 }
 
@@ -457,10 +458,20 @@ Status Engine::LoadState(const MemoryStore* store,
                          const StatusOr<LoadOptions>& options,
                          LoadReport* report) {
   const double timeout = options.ok() ? options->timeout : 0;
-  return Refreshed(
+  return Loaded(
       State().LoadStateDict(store, options, Counted(CheckIdleOrFilling("load")),
                             WorkDeadlineOf(timeout), report),
       timeout);
+}
+
+Status Engine::CheckGiven(std::string_view what) const {
+  SHARD_RETURN_IF_ERROR(Counted(CheckBetweenSteps(what)));
+  return steps_.CheckNoStray();
+}
+
+Status Engine::Loaded(const Status& done, double timeout) {
+  if (done.ok()) steps_.ForgetStrays();
+  return Refreshed(done, timeout);
 }
 
 Status Engine::CheckIdleOrFilling(std::string_view what) const {

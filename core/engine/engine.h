@@ -185,7 +185,7 @@ class Engine {
   // Waits for the last step alone, at most for the engine's timeout: what
   // step(), loss_scale() and growth_tracker() then return is exact. Returns the
   // step's error, which is final. Local.
-  Status AwaitStep() const { return steps_.Await(DeadlineOf(0)); }
+  Status AwaitStep() const { return steps_.AwaitLaunches(DeadlineOf(0)); }
   // Returns the report of the last step, for which it waits.
   // kFailedPrecondition before the first one. Local.
   StatusOr<StepReport> LastReport() const;
@@ -329,6 +329,10 @@ class Engine {
   Status Counted(const Status& idle) const {
     return idle.ok() ? AwaitStep() : idle;
   }
+  // Returns why the parameters and states of a step cannot be given away now.
+  Status CheckGiven(std::string_view what) const;
+  // Ends a load as Refreshed.
+  Status Loaded(const Status& done, double timeout);
   // Copies the parameters, which the collective operation `done` has changed,
   // to the memory that is bound to them. Returns the error of the operation, or
   // that of the copies, which is final.

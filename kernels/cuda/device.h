@@ -70,6 +70,29 @@ SHARD_DEVICE void ForEachOnWarp(const Launch& launch, uint64_t count,
   ForEachOnWarp(launch, uint64_t{0}, count, body);
 }
 
+// Read and write words that other GPUs, or the host, write and read.
+template <class T>
+SHARD_DEVICE T LoadShared(const T* from) {
+#ifdef __CUDACC__
+  const T value = *static_cast<const volatile T*>(from);
+  __threadfence_system();
+  return value;
+#else
+  return std::atomic_ref(*const_cast<T*>(from)).load();
+#endif
+}
+// All that this thread has written or seen is seen before.
+template <class T>
+SHARD_DEVICE void StoreShared(T value, T* to) {
+#ifdef __CUDACC__
+  __threadfence_system();
+  *static_cast<volatile T*>(to) = value;
+  __threadfence_system();
+#else
+  std::atomic_ref(*to).store(value);
+#endif
+}
+
 // Runs body(lane) for each lane of a warp.
 template <class Body>
 SHARD_DEVICE void ForEachLane(const Body& body) {

@@ -15,6 +15,7 @@ std::span<const HostKernel> HostKernels() {
       {"shard_adafactor_states", sizeof(AdafactorArgs), shard_adafactor_states},
       {"shard_adafactor_sums", sizeof(AdafactorArgs), shard_adafactor_sums},
       {"shard_add_to_norm", sizeof(AddToNormArgs), shard_add_to_norm},
+      {"shard_count", sizeof(CountArgs), shard_count},
       {"shard_encode_q8", sizeof(EncodeQ8Args), shard_encode_q8},
       {"shard_fill", sizeof(FillArgs), shard_fill},
       {"shard_finish_norm", sizeof(FinishNormArgs), shard_finish_norm},

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/adafactor.cu"
 #include "kernels/cuda/casts.cu"
+#include "kernels/cuda/count.cu"
 #include "kernels/cuda/fill.cu"
 #include "kernels/cuda/lamb.cu"
 #include "kernels/cuda/muon.cu"

@@ -41,29 +41,6 @@ enum class PeerDecision : uint32_t { kNone, kUpdate, kNoUpdate };
 // The halves of the flags.
 enum class PeerFlag : uint32_t { kCome, kLeft };
 
-// Read and write words that other GPUs, or the host, write and read.
-template <class T>
-SHARD_DEVICE T LoadShared(const T* from) {
-#ifdef __CUDACC__
-  const T value = *static_cast<const volatile T*>(from);
-  __threadfence_system();
-  return value;
-#else
-  return std::atomic_ref(*const_cast<T*>(from)).load();
-#endif
-}
-// All that this thread has written or seen is seen before.
-template <class T>
-SHARD_DEVICE void StoreShared(T value, T* to) {
-#ifdef __CUDACC__
-  __threadfence_system();
-  *static_cast<volatile T*>(to) = value;
-  __threadfence_system();
-#else
-  std::atomic_ref(*to).store(value);
-#endif
-}
-
 SHARD_DEVICE uint64_t* FlagAt(const PeerMeetings& meetings, PeerFlag half,
                               uint32_t of, uint32_t by) {
   return meetings.flags[of] +

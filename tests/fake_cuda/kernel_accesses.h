@@ -17,6 +17,7 @@
 #include "core/base/dtype.h"
 #include "kernels/cuda/adafactor.h"
 #include "kernels/cuda/casts.h"
+#include "kernels/cuda/count.h"
 #include "kernels/cuda/fill.h"
 #include "kernels/cuda/muon.h"
 #include "kernels/cuda/norm.h"
@@ -83,6 +84,11 @@ inline void AddAccesses(const cuda::ElementRange& range, Accesses* to,
       to->WriteScales(range.scales[s], range.count);
     }
   }
+}
+
+inline void AddAccesses(const cuda::CountArgs& args, Accesses* to) {
+  to->Write(args.count, sizeof(*args.count));
+  to->Write(args.copy, sizeof(*args.copy));
 }
 
 inline void AddAccesses(const cuda::UpdateElementsArgs& args, Accesses* to) {
@@ -276,6 +282,7 @@ inline void DescribeKernels() {
   DescribeKernel("shard_adafactor_states", AccessesOf<cuda::AdafactorArgs>);
   DescribeKernel("shard_adafactor_sums", AccessesOf<cuda::AdafactorArgs>);
   DescribeKernel("shard_add_to_norm", AccessesOf<cuda::AddToNormArgs>);
+  DescribeKernel("shard_count", AccessesOf<cuda::CountArgs>);
   DescribeKernel("shard_encode_q8", AccessesOf<cuda::EncodeQ8Args>);
   DescribeKernel("shard_fill", AccessesOf<cuda::FillArgs>);
   DescribeKernel("shard_finish_norm", AccessesOf<cuda::FinishNormArgs>);

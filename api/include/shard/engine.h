@@ -386,8 +386,10 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_capture_end(
  * numbers of steps than then, as after a checkpoint was loaded.
  * Capture again then, or step without the graph. FAILED_PRECONDITION also where
  * a graph was launched without this call, or twice after one, and has run: it
- * has stepped with old values. The next of this call and shard_engine_step says
- * so, once for each rank that launched it. DESYNC where a rank does another
+ * has stepped with old values. The next of this call, shard_engine_step and
+ * what saves or gathers states says so, once for each rank that launched it.
+ * With several ranks it waits for theirs, and ends the communicator where they
+ * do not come within the engine's timeout. DESYNC where a rank does another
  * thing, such as a step without the graph. COLLECTIVE, blocks, but not for the
  * launches of other ranks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_before_replay(

@@ -103,12 +103,11 @@ class NcclCollectives final : public Collectives {
   }
   bool RunsOnDevice() const override { return true; }
   void SetCaptures(bool captures) override { captures_ = captures; }
-  void WatchReplay(Event begin, Event end) override {
-    parts_.watchdog
-        ->Watch("replay of a captured step", std::move(begin), std::nullopt)
-        ->Set(std::move(end));
+  void WatchLaunch(std::string_view what, const Event& end,
+                   const Late& find_late,
+                   const std::function<bool()>& stops) override {
+    parts_.watchdog->WatchHere(std::string(what), end, find_late, stops);
   }
-  void Fail(const Status& error) override { parts_.watchdog->Report(error); }
   std::shared_ptr<void> OnFailure(FailureHandler handler) override {
     return parts_.watchdog->OnFailure(std::move(handler));
   }

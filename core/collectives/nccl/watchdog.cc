@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <iterator>
@@ -194,29 +195,56 @@ std::shared_ptr<Watchdog::End> Watchdog::Watch(std::string name, Event begin,
     const std::lock_guard<std::mutex> lock(shared_->mutex);
     shared_->watched.push_back({watches_, name, end});
   }
-  Work work = {std::move(name),  announced_, watches_,
-               std::move(begin), end,        call};
+  Shared* const shared = shared_.get();
+  Late find_late = [shared, number = announced_, watch = watches_,
+                    name](const Deadline& deadline) {
+    return shared->Check(number, watch, name, deadline);
+  };
+  Work work = {std::move(name),     announced_, watches_,
+               std::move(begin),    end,        call,
+               std::move(find_late)};
   queue_->Push("watch", [shared = shared_, work = std::move(work)] {
-    return WatchOne(shared.get(), work);
+    {
+      const std::lock_guard<std::mutex> lock(shared->mutex);
+      shared->find_late = work.find_late;
+    }
+    return WatchOne(shared.get(), work,
+                    [&] { return shared->queue->IsStopping(); });
   });
   return end;
 }
 
-Status Watchdog::FindLate(const Deadline& deadline) const {
-  if (!deadline.Expired()) return Status();
-  std::string name;
-  uint64_t number = 0;
-  uint64_t watch = 0;
+void Watchdog::WatchHere(std::string name, const Event& end,
+                         const Late& find_late,
+                         const std::function<bool()>& stops) {
   {
     const std::lock_guard<std::mutex> lock(shared_->mutex);
-    name = shared_->name;
-    number = shared_->number;
-    watch = shared_->watch;
+    shared_->find_late_here = find_late;
   }
-  const Status late = shared_->Check(number, watch, name, deadline);
-  return late.code() == StatusCode::kDeadlineExceeded && late.rank() >= 0
-             ? late
-             : Status();
+  auto ends = std::make_shared<End>();
+  ends->Set(end);
+  const Status ended = WatchOne(shared_.get(),
+                                {std::move(name), 0, 0, Event(),
+                                 std::move(ends), std::nullopt, find_late},
+                                stops);
+  if (!ended.ok()) Report(ended);
+}
+
+Status Watchdog::FindLate(const Deadline& deadline) const {
+  if (!deadline.Expired()) return Status();
+  std::array<Late, 2> all;
+  {
+    const std::lock_guard<std::mutex> lock(shared_->mutex);
+    all = {shared_->find_late, shared_->find_late_here};
+  }
+  for (const Late& find_late : all) {
+    if (!find_late) continue;
+    Status late = find_late(deadline);
+    if (late.code() == StatusCode::kDeadlineExceeded && late.rank() >= 0) {
+      return late;
+    }
+  }
+  return Status();
 }
 
 void Watchdog::Report(const Status& error) {
@@ -295,13 +323,8 @@ std::string Watchdog::Shared::QueuedBehind(uint64_t number_watch) {
   return text;
 }
 
-Status Watchdog::WatchOne(Shared* shared, const Work& work) {
-  {
-    const std::lock_guard<std::mutex> lock(shared->mutex);
-    shared->number = work.number;
-    shared->watch = work.watch;
-    shared->name = work.name;
-  }
+Status Watchdog::WatchOne(Shared* shared, const Work& work,
+                          const std::function<bool()>& stops) {
   std::optional<Deadline> deadline = work.call;
   std::optional<Deadline> gone;
   Pause pause = PauseOfWatch();
@@ -310,8 +333,7 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
     // The error of another rank is told as it is, whatever this one is at.
     SHARD_RETURN_IF_ERROR(
         shared->notices->Check(work.number, work.name, never));
-    const Status late = shared->Check(work.number, work.watch, work.name,
-                                      deadline.value_or(never));
+    const Status late = work.find_late(deadline.value_or(never));
     const char* const call = work.end->call();
     if (late.code() == StatusCode::kDeadlineExceeded && late.rank() < 0 &&
         call != nullptr) {
@@ -334,7 +356,7 @@ Status Watchdog::WatchOne(Shared* shared, const Work& work) {
   };
   Status ended;
   while (!work.end->HasEnded(&ended)) {
-    if (shared->queue->IsStopping()) return Status();
+    if (stops()) return Status();
     if (!deadline && work.begin.IsDone()) {
       deadline = Deadline::After(shared->timeout);
     }

@@ -13,8 +13,8 @@
 // (Announce). So a rank that enqueues something else is found at once, and one
 // that is late is known by name.
 //
-// Threads: one at a time announces and watches; FindLate, OnFailure and Report
-// may be called from any thread.
+// Threads: one at a time announces and watches, and another one at a time
+// watches here; FindLate, OnFailure and Report may be called from any thread.
 
 #ifndef SHARD_CORE_COLLECTIVES_NCCL_WATCHDOG_H_
 #define SHARD_CORE_COLLECTIVES_NCCL_WATCHDOG_H_
@@ -137,6 +137,11 @@ class Watchdog {
   std::shared_ptr<End> Watch(std::string name, Event begin,
                              std::optional<Deadline> call);
 
+  // As Collectives::WatchLaunch.
+  using Late = std::function<Status(const Deadline& deadline)>;
+  void WatchHere(std::string name, const Event& end, const Late& find_late,
+                 const std::function<bool()>& stops);
+
   // As Collectives::FindLate.
   Status FindLate(const Deadline& deadline) const;
 
@@ -162,10 +167,10 @@ class Watchdog {
     std::mutex mutex;
     std::list<Handler> handlers;  // GUARDED_BY(mutex)
     Status failed;                // GUARDED_BY(mutex)
-    // The collectives that run. GUARDED_BY(mutex)
-    uint64_t number = 0;
-    uint64_t watch = 0;
-    std::string name;
+    // What knows who is late, of the collectives that run: those of the
+    // queue, and those of WatchHere. GUARDED_BY(mutex)
+    Late find_late;
+    Late find_late_here;
     // The watches that have not ended, in order. GUARDED_BY(mutex)
     std::deque<Watched> watched;
     // Set before the first work.
@@ -184,16 +189,19 @@ class Watchdog {
   };
   struct Work {
     std::string name;
-    uint64_t number;
+    uint64_t number;  // 0: of none that were announced.
     uint64_t watch;
     Event begin;
     std::shared_ptr<const End> end;
     std::optional<Deadline> call;
+    Late find_late;
   };
 
   explicit Watchdog(std::shared_ptr<Shared> shared)
       : shared_(std::move(shared)) {}
-  static Status WatchOne(Shared* shared, const Work& work);
+  // Watches until the end of the work, or until `stops` returns true.
+  static Status WatchOne(Shared* shared, const Work& work,
+                         const std::function<bool()>& stops);
   // Ends the family with the error of the first collectives that differ.
   // `number`: those of some that do. Returns the family's error.
   Status FindDifferent(uint64_t number, const Deadline& deadline);

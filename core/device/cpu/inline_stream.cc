@@ -25,6 +25,10 @@ void InlineStream::Fill(std::vector<MemoryFill> parts) {
   if (error_.ok()) cpu::Fill(parts);
 }
 
+void InlineStream::Count(uint32_t* count, uint32_t* copy) {
+  if (error_.ok()) *copy = ++*count;
+}
+
 void InlineStream::SumGradients(const GradientSources& sources, size_t begin,
                                 size_t count, double scale, double clip_value,
                                 float* out) {

@@ -68,6 +68,10 @@ void WorkerStream::Fill(std::vector<MemoryFill> parts) {
   Push("Fill", [parts = std::move(parts)] { cpu::Fill(parts); });
 }
 
+void WorkerStream::Count(uint32_t* count, uint32_t* copy) {
+  Push("Count", [=] { *copy = ++*count; });
+}
+
 void WorkerStream::SumGradients(const GradientSources& sources, size_t begin,
                                 size_t count, double scale, double clip_value,
                                 float* out) {

@@ -12,6 +12,7 @@
 #include "core/device/cuda/newton_schulz.h"
 #include "core/device/cuda/update_table.h"
 #include "kernels/cuda/casts.h"
+#include "kernels/cuda/count.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/fill.h"
 #include "kernels/cuda/kernel.h"
@@ -143,6 +144,11 @@ void CudaStream::Fill(std::vector<MemoryFill> parts) {
     AddFillPart(added, &args);
   }
   Launch("Fill", kernels_->fill(), args, args.num_chunks);
+}
+
+void CudaStream::Count(uint32_t* count, uint32_t* copy) {
+  const CountArgs args = {count, copy};
+  Launch("Count", kernels_->count(), args, 1);
 }
 
 void CudaStream::SumGradients(const GradientSources& sources, size_t begin,

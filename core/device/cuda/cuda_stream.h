@@ -54,6 +54,7 @@ class CudaStream final : public Stream {
   void FillZeros(void* to, size_t bytes) override;
   void Copy(void* to, const void* from, size_t bytes) override;
   void Fill(std::vector<MemoryFill> parts) override;
+  void Count(uint32_t* count, uint32_t* copy) override;
   void SumGradients(const GradientSources& sources, size_t begin, size_t count,
                     double scale, double clip_value, float* out) override;
   void Widen(DType dtype, const void* from, float* to, size_t count) override;

@@ -94,6 +94,7 @@ Status Kernels::LoadModule() {
   SHARD_ASSIGN_OR_RETURN(sum_blocks_, Find("shard_sum_blocks", 0));
   SHARD_ASSIGN_OR_RETURN(widen_, Find("shard_widen", 0));
   SHARD_ASSIGN_OR_RETURN(fill_, Find("shard_fill", 0));
+  SHARD_ASSIGN_OR_RETURN(count_, Find("shard_count", 0));
   SHARD_ASSIGN_OR_RETURN(add_to_norm_, Find("shard_add_to_norm", 0));
   SHARD_ASSIGN_OR_RETURN(finish_norm_, Find("shard_finish_norm", 0));
   return Status();

@@ -66,6 +66,7 @@ class Kernels {
   }
   const Kernel& sum_squares() const { return sum_squares_; }
   const Kernel& fill() const { return fill_; }
+  const Kernel& count() const { return count_; }
   const Kernel& sum_gradients() const { return sum_gradients_; }
   const Kernel& widen() const { return widen_; }
   const Kernel& narrow(bool random) const { return narrow_[random ? 1 : 0]; }
@@ -97,6 +98,7 @@ class Kernels {
   std::array<Kernel, 2> muon_apply_;
   Kernel sum_squares_;
   Kernel fill_;
+  Kernel count_;
   Kernel sum_gradients_;
   Kernel widen_;
   std::array<Kernel, 2> narrow_;

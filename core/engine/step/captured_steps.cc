@@ -114,11 +114,11 @@ Status StepCoordinator::CaptureStep(const StatusOr<StepOptions>& given,
   Units& units = runtime_->units();
   Stepper& stepper = runtime_->stepper();
   Captured captured;
+  SHARD_RETURN_IF_ERROR(stepper.WatchLaunches(deadline));
   Status enqueued = units.CompleteGrads(deadline);
   if (enqueued.ok()) {
     StepReport dropped;
-    stepper.FindReplay();
-    if (deps_.comm->world_size() > 1) stepper.MarkBegin();
+    stepper.EnqueueBegin();
     enqueued =
         stepper.Run(input, units.SomeAreAsync(), /*together=*/false,
                     units.EnqueueRest(true, deadline), deadline, &dropped);
@@ -170,7 +170,7 @@ Status StepCoordinator::BeforeReplay(const StatusOr<StepOptions>& given,
   report.bytes_moved = captured_->bound_bytes;
   pending_ = report;
   replays_ = true;
-  runtime_->stepper().BeginReplay();
+  runtime_->stepper().launches().Expect();
   return Status();
 }
 

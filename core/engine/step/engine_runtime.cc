@@ -192,12 +192,10 @@ void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {
   wait([&] { return compute_->Synchronize(deadline); });
   wait([&] {
     const Status idle = host_->Synchronize(deadline);
-    // The collectives of a graph that was launched too often wait for ever.
-    if (idle.code() == StatusCode::kDeadlineExceeded &&
-        stepper_->MayWaitForRanks()) {
-      collectives_->Fail(stepper_->LoneLaunch());
-    }
-    return idle;
+    // The host's stream may be behind a stray, which its watch ends.
+    return idle.code() == StatusCode::kDeadlineExceeded
+               ? stepper_->AwaitStray(Deadline::After(deadline.seconds()))
+               : idle;
   });
   host_->Settle(deadline);
   // Collectives are aborted after this, and what waits for them then runs.

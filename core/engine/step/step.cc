@@ -2,6 +2,8 @@
 
 #include "core/engine/step/step.h"
 
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -51,6 +53,12 @@ Stepper::Stepper(const Dependencies& deps, UpdateList list, StepLatch latch,
     if (!buffers[b].plan->trainable) continue;
     parts_[static_cast<size_t>(buffers[b].plan->unit)].push_back({b, range++});
   }
+}
+
+Stepper::~Stepper() {
+  if (launch_watch_ != nullptr) deps_.host->ExplainLate(nullptr);
+  launch_watch_ = nullptr;
+  latch_.launches().End();
 }
 
 Status Stepper::Run(const StepInput& input, bool meets, bool together,
@@ -107,7 +115,7 @@ Status Stepper::Run(const StepInput& input, bool meets, bool together,
     if (!status.ok()) return status;
   }
   Stopwatch updating(&report->seconds_update);
-  if (captures_) latch_.DownloadMark(ReplayMarks::Mark::kEnd, deps_.compute);
+  if (captures_) latch_.CountEnd(deps_.compute);
   // A skipped step has changed nothing, where that is known by now.
   const bool skipped = deps_.compute->IsInline() && latch_.host_block().skipped;
   if (deps_.overlap && !skipped) {
@@ -133,16 +141,44 @@ Status Stepper::EnqueueFinish(const Deadline& deadline) {
   return deps_.compute->status();
 }
 
-Status Stepper::LoneLaunch() const {
+Status Stepper::WatchLaunches(const Deadline& deadline) {
+  if (deps_.comm->world_size() == 1 || launch_watch_ != nullptr) {
+    return Status();
+  }
+  SHARD_ASSIGN_OR_RETURN(
+      launch_watch_,
+      LaunchWatch::Start(deps_.comm, deps_.collectives, latch_.launches(),
+                         deps_.timeout, deadline));
+  deps_.host->ExplainLate(
+      [this](const Deadline& late) { return AwaitStray(late); });
+  return Status();
+}
+
+Status Stepper::LaunchError() const {
+  Status failed = deps_.compute->status();
   const int rank = deps_.comm->rank();
-  return Status(
-      StatusCode::kFailedPrecondition,
-      StrCat("rank ", rank,
-             " has launched a graph without before_replay, or twice after one, "
-             "and the other ranks have not launched theirs as often; make the "
-             "engine anew, load a checkpoint, and launch the graph once after "
-             "each before_replay"),
-      rank);
+  // The others have waited for this rank, which has waited for its stream.
+  const bool is_own = failed.code() == StatusCode::kDeadlineExceeded &&
+                      failed.rank() == rank && latch_.launches().HasStray();
+  return is_own ? LoneLaunch(rank) : failed;
+}
+
+Status Stepper::AwaitStray(const Deadline& deadline) const {
+  const GraphLaunches& launches = latch_.launches();
+  if (launch_watch_ == nullptr || !launches.OneTooManyRuns()) return Status();
+  // Where both come to their deadline, the watch knows more.
+  const Deadline end = deadline.Later(std::chrono::milliseconds(500));
+  for (; launches.OneTooManyRuns();
+       std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+    SHARD_RETURN_IF_ERROR(LaunchError());
+    if (end.Expired()) {
+      return DeadlineExceeded(
+          "a graph that was launched without before_replay, or twice after "
+          "one, has not ended within ",
+          deadline.seconds(), " s");
+    }
+  }
+  return LaunchError();
 }
 
 Status Stepper::AwaitResult(const Deadline& deadline,

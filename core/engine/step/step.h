@@ -47,6 +47,7 @@
 #include "core/device/update_list.h"
 #include "core/engine/memory/bound_copies.h"
 #include "core/engine/memory/buffers.h"
+#include "core/engine/step/launch_watch.h"
 #include "core/engine/step/peer_step.h"
 #include "core/engine/step/step_latch.h"
 #include "core/engine/transfer/comm_queue.h"
@@ -119,6 +120,7 @@ class Stepper {
 
   // All of `deps` must outlive the result.
   static StatusOr<std::unique_ptr<Stepper>> Create(const Dependencies& deps);
+  ~Stepper();
 
   // Enqueues a step. COLLECTIVE. `meets`: the compute streams of the ranks meet
   // before the step, which uses memory of other ranks; the same on all ranks.
@@ -154,53 +156,22 @@ class Stepper {
   StepForm LatchReplay(const StepInput& input, const StepBytes& bytes);
   // Makes `finished` the event that ends the last step.
   void SetFinished(Event finished) { finished_ = std::move(finished); }
-  // Begins a replay of the step that was captured, whose collectives are then
-  // watched, and says that it will not come.
-  void BeginReplay() {
-    using Mark = ReplayMarks::Mark;
-    // One may have run since it was asked for; the launch to come would hide
-    // it.
-    FindStrayLaunch();
-    latch_.marks().Set();
-    deps_.collectives->WatchReplay(latch_.marks().EventOf(Mark::kBegin),
-                                   latch_.marks().EventOf(Mark::kEnd));
-  }
-  void DropReplay() { latch_.marks().Clear(); }
-  // Returns whether the step has run since BeginReplay.
-  bool HasReplayed() const { return latch_.marks().HasEnded(); }
   // Sets whether Run enqueues a part of a graph from now on.
   void SetCaptures(bool captures) { captures_ = captures; }
-  // Enqueues the place in the graph where it finds whether BeginReplay came
-  // before its launch.
-  void FindReplay() { latch_.FindMark(deps_.compute); }
-  // Looks for launches of the graph without BeginReplay. Only those that have
-  // begun are known.
-  void FindStrayLaunch() {
-    if (!latch_.marks().TakeStray()) return;
-    strayed_ = true;
-    may_wait_ = deps_.comm->world_size() > 1;
-  }
-  // Returns whether there was such a launch, and forgets it.
-  bool TakeStrayLaunch() {
-    FindStrayLaunch();
-    return std::exchange(strayed_, false);
-  }
-  // Makes a launch of the stepper that this one replaces one of this one's.
-  void SetStrayed() { strayed_ = true; }
-  // Returns whether such a launch may wait for collectives of other ranks that
-  // never come, until SetIdle.
-  bool MayWaitForRanks() {
-    FindStrayLaunch();
-    return may_wait_;
-  }
-  // Says that the host's stream has done all that it was given.
-  void SetIdle() { may_wait_ = false; }
-  // Returns the error of a launch that does wait for ever.
-  Status LoneLaunch() const;
-  // Enqueues the place in the graph where its collectives begin.
-  void MarkBegin() {
-    latch_.DownloadMark(ReplayMarks::Mark::kBegin, deps_.compute);
-  }
+  // Watches the launches of graphs from now on, where there are several ranks.
+  // COLLECTIVE, before the first capture and as often as there is one.
+  Status WatchLaunches(const Deadline& deadline);
+  // Enqueues the place in the graph where its launch begins.
+  void EnqueueBegin() { latch_.CountBegin(deps_.compute); }
+  // Returns the launches of graphs. One is expected after LatchReplay.
+  GraphLaunches& launches() { return latch_.launches(); }
+  // Returns the error that has ended collectives of launches; OK while they go
+  // on.
+  Status LaunchError() const;
+  // Waits for the end of a launch that nobody expected, if one runs, which may
+  // wait for other ranks; its watch ends it then. Returns the error of the
+  // collectives, or kDeadlineExceeded.
+  Status AwaitStray(const Deadline& deadline) const;
   // Returns whether the host has to acquire units to see a step's results.
   bool overlaps() const { return deps_.overlap; }
   // Returns the form of the step that was latched last, with this input.
@@ -278,9 +249,7 @@ class Stepper {
   // The step on its way.
   bool begun_ = false;
   bool captures_ = false;
-  bool strayed_ = false;   // A launch had no marks.
-  bool may_wait_ = false;  // One had none whose end is not known.
-  Event latched_;          // After it, kernels may read the block.
+  Event latched_;  // After it, kernels may read the block.
   Deadline latch_deadline_ = Deadline::After(0);
   Deadline meeting_deadline_ = Deadline::After(0);
   Event finished_;
@@ -294,6 +263,7 @@ class Stepper {
   // The registration of the handler that drops updates; null: collectives are
   // never ended from outside of the device.
   std::shared_ptr<void> on_failure_;
+  std::unique_ptr<LaunchWatch> launch_watch_;  // Of the first capture on.
 };
 
 }  // namespace shard

@@ -12,8 +12,8 @@
 namespace shard {
 
 void StepCoordinator::SetRuntime(EngineRuntime* runtime) {
-  if (runtime_ != nullptr && runtime_->stepper().TakeStrayLaunch()) {
-    runtime->stepper().SetStrayed();
+  if (runtime_ != nullptr && runtime_->stepper().launches().TakeStray()) {
+    runtime->stepper().launches().AddStray();
   }
   runtime_ = runtime;
   // Left over where the host did not launch the graph of the old plan.
@@ -151,7 +151,11 @@ Status StepCoordinator::CheckStep(const StatusOr<StepOptions>& given,
   SHARD_RETURN_IF_ERROR(CheckStepOptions(*given, agreement_.setting()));
   SHARD_RETURN_IF_ERROR(deps_.counters->CheckStepCount());
   SHARD_RETURN_IF_ERROR(runtime_->units().CheckStep());
-  if (!runtime_->stepper().TakeStrayLaunch()) return Status();
+  return CheckNoStray();
+}
+
+Status StepCoordinator::CheckNoStray() const {
+  if (!runtime_->stepper().launches().TakeStray()) return Status();
   return FailedPrecondition(
       "a graph was launched without before_replay, or twice after one, and "
       "has stepped with old values; load a checkpoint from before, and launch "
@@ -299,9 +303,11 @@ Status StepCoordinator::Await(const Deadline& deadline) const {
     finished = stepper.AwaitResult(deadline, &taken);
   }
   // Collectives of a replay may have been aborted, which ends the graph.
-  if (finished.ok() && replays_) finished = runtime_->compute().status();
+  if (finished.ok() && replays_) finished = stepper.LaunchError();
   // The host has not launched the graph yet.
-  if (finished.ok() && replays_ && !stepper.HasReplayed()) return Status();
+  if (finished.ok() && replays_ && !stepper.launches().ExpectedHasEnded()) {
+    return Status();
+  }
   pending_.reset();
   replays_ = false;
   if (!finished.ok()) return runtime_->units().Fail(finished);
@@ -321,32 +327,35 @@ Status StepCoordinator::Await(const Deadline& deadline) const {
   return Status();
 }
 
-Status StepCoordinator::FailLoneLaunch() const {
-  const Status error = runtime_->stepper().LoneLaunch();
-  runtime_->collectives().Fail(error);
-  return runtime_->units().Fail(error);
+Status StepCoordinator::AwaitLaunches(const Deadline& deadline) const {
+  const Status finished = Await(deadline);
+  const bool is_late = finished.code() == StatusCode::kDeadlineExceeded;
+  if (!finished.ok() && !is_late) return finished;
+  // What is late may be behind a stray, which may have been ended just now.
+  const Stepper& stepper = runtime_->stepper();
+  Status ended = stepper.AwaitStray(deadline);
+  if (ended.ok() && is_late && replays_) ended = stepper.LaunchError();
+  if (ended.ok()) return finished;
+  const bool goes_on = ended.code() == StatusCode::kDeadlineExceeded &&
+                       runtime_->compute().status().ok();
+  return goes_on ? ended : runtime_->units().Fail(ended);
 }
 
 Status StepCoordinator::TakeResult(const Deadline& deadline) const {
-  Stepper& stepper = runtime_->stepper();
   if (pending_ && replays_) {
     SHARD_RETURN_IF_ERROR(runtime_->host().CheckNotCaptured());
   }
-  if (const Status finished = Await(deadline); !finished.ok()) {
-    const bool is_late = finished.code() == StatusCode::kDeadlineExceeded;
-    if (is_late && stepper.MayWaitForRanks()) return FailLoneLaunch();
-    const bool goes_on = pending_ && replays_ && is_late;
-    return goes_on ? finished : runtime_->units().Fail(finished);
-  }
-  // A stream that the host captures cannot be waited for.
-  if (stepper.MayWaitForRanks() && runtime_->host().CheckNotCaptured().ok()) {
-    const Status idle = runtime_->host().Synchronize(deadline);
-    if (idle.code() == StatusCode::kDeadlineExceeded) return FailLoneLaunch();
-    if (idle.ok()) stepper.SetIdle();
+  if (const Status finished = AwaitLaunches(deadline); !finished.ok()) {
+    // More of the host's work may be behind a launch.
+    const bool goes_on = (pending_ && replays_) ||
+                         runtime_->stepper().launches().OneTooManyRuns();
+    return goes_on && finished.code() == StatusCode::kDeadlineExceeded
+               ? finished
+               : runtime_->units().Fail(finished);
   }
   // Left over where the host did not launch the graph: nothing has run.
   dropped_ = pending_ && replays_;
-  if (dropped_) stepper.DropReplay();
+  if (dropped_) runtime_->stepper().launches().Forget();
   pending_.reset();
   replays_ = false;
   return Status();

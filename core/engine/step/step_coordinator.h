@@ -84,6 +84,13 @@ class StepCoordinator {
   // memory that is not used any more.
   void ForgetCaptured(std::string_view reason);
 
+  // Waits as Await, and for a stray launch that runs (GraphLaunches). Local.
+  Status AwaitLaunches(const Deadline& deadline) const;
+  // Returns an error, once, where there was a stray launch: the parameters are
+  // of no step. ForgetStrays is for other parameters.
+  Status CheckNoStray() const;
+  void ForgetStrays() { (void)runtime_->stepper().launches().TakeStray(); }
+
   // Waits for the last step, if nothing has waited for it yet, and counts it.
   // Returns its error, which is final; kDeadlineExceeded of a step that goes on
   // is not. Local.
@@ -121,13 +128,10 @@ class StepCoordinator {
                           const Status& known, const StepReport* report) const;
   Status CheckReplay(const StatusOr<StepOptions>& given,
                      const Status& known) const;
-  // Acts as Await, with errors that are final: for the rank's own step, and
-  // before the next one. Of a replay, kDeadlineExceeded is not: the host's
+  // Acts as AwaitLaunches, with errors that are final: for the rank's own step,
+  // and before the next one. Of a replay, kDeadlineExceeded is not: the host's
   // stream may have been given much after it.
   Status TakeResult(const Deadline& deadline) const;
-  // Ends the family: of the ranks, this one alone has launched a graph without
-  // before_replay, whose collectives wait for ever. Returns the error.
-  Status FailLoneLaunch() const;
   // Acts as Units::EnterStep, with an error of the deadline that says where
   // this rank has not launched its graph.
   Status EnterRanks(const Proposal& proposal, const Status& local,

@@ -37,9 +37,10 @@ StatusOr<StepLatch> StepLatch::Create(const Plan& plan, Device* device) {
   const size_t rows = std::max(trainable, latch.positions_.size());
   const size_t rows_at = sizeof(StepBlock);
   const size_t param_rows_at = rows_at + rows * sizeof(StepRow);
-  latch.marks_at_ = RoundUp(param_rows_at + plan.NumStored() * sizeof(uint32_t),
-                            sizeof(uint64_t));
-  const size_t bytes = latch.marks_at_ + ReplayMarks::kWords * sizeof(uint32_t);
+  latch.launches_at_ = RoundUp(
+      param_rows_at + plan.NumStored() * sizeof(uint32_t), sizeof(uint64_t));
+  const size_t bytes =
+      latch.launches_at_ + GraphLaunches::kWords * sizeof(uint32_t);
   SHARD_ASSIGN_OR_RETURN(latch.memory_,
                          device->AllocateHost(bytes, "values of a step"));
   latch.copies_ = !device->IsHostMemory();
@@ -49,8 +50,8 @@ StatusOr<StepLatch> StepLatch::Create(const Plan& plan, Device* device) {
   }
   std::byte* const base = latch.memory_.data();
   ::new (base) StepBlock();
-  latch.marks_ =
-      ReplayMarks(reinterpret_cast<uint32_t*>(base + latch.marks_at_));
+  latch.launches_ =
+      GraphLaunches(reinterpret_cast<uint32_t*>(base + latch.launches_at_));
   latch.rows_ = reinterpret_cast<StepRow*>(base + rows_at);
   latch.param_rows_ = reinterpret_cast<uint32_t*>(base + param_rows_at);
   return latch;
@@ -93,7 +94,7 @@ Event StepLatch::Upload(Stream* stream) const {
   if (host_block().has_param_rows()) {
     const size_t begin = offset(param_rows_);
     stream->Fill({{to + kLatched, from + kLatched, rows_end - kLatched},
-                  {to + begin, from + begin, marks_at_ - begin}});
+                  {to + begin, from + begin, launches_at_ - begin}});
   } else {
     stream->Copy(to + kLatched, from + kLatched, rows_end - kLatched);
   }
@@ -107,19 +108,19 @@ void StepLatch::Download(Stream* stream) const {
                sizeof(StepBlock) - kResults);
 }
 
-void StepLatch::DownloadMark(ReplayMarks::Mark mark, Stream* stream) const {
+void StepLatch::CountBegin(Stream* stream) const {
   if (!copies_) return;
-  const size_t at = marks_at_ + static_cast<size_t>(mark) * sizeof(uint32_t);
-  stream->Copy(memory_.data() + at, device_memory_.data() + at,
-               sizeof(uint32_t));
+  constexpr size_t kWord = GraphLaunches::kBegun * sizeof(uint32_t);
+  stream->Count(
+      reinterpret_cast<uint32_t*>(device_memory_.data() + launches_at_),
+      reinterpret_cast<uint32_t*>(memory_.data() + launches_at_ + kWord));
 }
 
-void StepLatch::FindMark(Stream* stream) const {
+void StepLatch::CountEnd(Stream* stream) const {
   if (!copies_) return;
-  auto* const words = reinterpret_cast<uint32_t*>(memory_.data() + marks_at_);
-  const auto end = static_cast<size_t>(ReplayMarks::Mark::kEnd);
-  // By a kernel: both are memory of the host, which it reaches.
-  stream->Fill({{words + ReplayMarks::kFound, words + end, sizeof(*words)}});
+  constexpr size_t kWord = GraphLaunches::kEnded * sizeof(uint32_t);
+  stream->Copy(memory_.data() + launches_at_ + kWord,
+               device_memory_.data() + launches_at_, sizeof(uint32_t));
 }
 
 void StepLatch::Poison() {

@@ -25,7 +25,7 @@
 #include "core/base/status.h"
 #include "core/device/device.h"
 #include "core/device/step_block.h"
-#include "core/engine/step/replay_marks.h"
+#include "core/engine/step/graph_launches.h"
 #include "core/flat/plan.h"
 #include "core/optim/optimizer.h"
 #include "kernels/cpu/norm.h"
@@ -76,13 +76,12 @@ class StepLatch {
   // update is made as a whole or not at all.
   void UploadPoison(Stream* stream) const;
 
-  // For a step in a graph: the marks of a replay, beside the host's block, and
-  // what takes one of them away where a stream comes to it.
-  ReplayMarks& marks() { return marks_; }
-  const ReplayMarks& marks() const { return marks_; }
-  void DownloadMark(ReplayMarks::Mark mark, Stream* stream) const;
-  // Copies what a launch finds of the mark of its end (ReplayMarks).
-  void FindMark(Stream* stream) const;
+  // For a step in a graph: its launches, and what counts the begin and the end
+  // of one where a stream comes to it.
+  GraphLaunches& launches() { return launches_; }
+  const GraphLaunches& launches() const { return launches_; }
+  void CountBegin(Stream* stream) const;
+  void CountEnd(Stream* stream) const;
 
   const StepBlock& host_block() const {
     return *reinterpret_cast<const StepBlock*>(memory_.data());
@@ -101,16 +100,16 @@ class StepLatch {
   void MakeRowsByStep(const StepInput& input);
 
   uint64_t seed_ = 0;
-  // The words of the marks, behind the block, the rows and their indices. The
-  // device's are always 0.
-  size_t marks_at_ = 0;
+  // The words of the launches, behind the block, the rows and their indices.
+  // The device's first one is the count.
+  size_t launches_at_ = 0;
   // The positions of the trainable parameters, by group.
   std::vector<std::vector<uint32_t>> positions_;
   // The block, its rows, and the row of each parameter.
   DeviceMemory memory_;
   bool copies_ = false;
   DeviceMemory device_memory_;  // The same, where the latch copies.
-  ReplayMarks marks_;           // Ends before its memory.
+  GraphLaunches launches_;      // Those of memory_.
   StepRow* rows_ = nullptr;
   uint32_t* param_rows_ = nullptr;
   size_t made_rows_ = 0;

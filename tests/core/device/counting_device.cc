@@ -34,6 +34,10 @@ class CountingStream final : public ForwardingStream {
     counts_->Add("Fill");
     stream().Fill(std::move(parts));
   }
+  void Count(uint32_t* count, uint32_t* copy) override {
+    counts_->Add("Count");
+    stream().Count(count, copy);
+  }
   void SumGradients(const GradientSources& sources, size_t begin, size_t count,
                     double scale, double clip_value, float* out) override {
     counts_->Add("SumGradients");

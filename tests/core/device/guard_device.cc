@@ -98,6 +98,10 @@ class GuardStream final : public Stream {
     stream_->Fill(std::move(parts));
   }
 
+  void Count(uint32_t* count, uint32_t* copy) override {
+    stream_->Count(Kernel(count, 1), Kernel(copy, 1));
+  }
+
   void SumGradients(const GradientSources& sources, size_t begin, size_t count,
                     double scale, double clip_value, float* out) override {
     stream_->SumGradients(Sources(sources, count).get(), begin, count, scale,

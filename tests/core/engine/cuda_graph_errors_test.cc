@@ -13,6 +13,7 @@
 
 #include "core/base/strings.h"
 #include "core/engine/engine.h"
+#include "core/state/memory_store.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/engine/cuda_graph_host.h"
@@ -158,6 +159,42 @@ TEST_F(GraphErrorsTest, ALaunchWithoutBeforeReplayIsFound) {
       }
     }
   }
+}
+
+// What it has made is not saved unseen, and a checkpoint makes it good.
+TEST_F(GraphErrorsTest, ALaunchWithoutBeforeReplayIsNotSaved) {
+  Host host("adamw");
+  Engine* const engine = host.engine();
+  ASSERT_OK(host.Capture(Clipped()));
+  host.CopyGrads(1, true);
+  ASSERT_OK(host.Replay(Clipped()));
+  const testing::TempFolder folder;
+  ASSERT_OK(engine->Save(folder.path(), SaveOptions()));
+  const std::vector<float> saved = host.Params();
+  const std::vector<std::function<Status()>> calls = {
+      [&] { return engine->Save(folder.path(), SaveOptions()).status(); },
+      [&] {
+        return engine->GatherState(StateOptions(), 0, 0,
+                                   [](const auto&...) { return Status(); });
+      },
+      [&] {
+        MemoryStore store;
+        return engine->AddLocalState(StateOptions(), &store);
+      },
+  };
+  for (const auto& call : calls) {
+    host.Launch();
+    ASSERT_OK(engine->Summon(0, -1, 0));
+    ASSERT_OK(engine->EndSummon(false, 0));
+    ExpectError(call(), StatusCode::kFailedPrecondition,
+                {"launched without before_replay, or twice after one"});
+  }
+  host.Launch();
+  EXPECT_FALSE(host.Params() == saved);
+  LoadReport report;
+  ASSERT_OK(engine->Load(folder.path(), LoadOptions(), &report));
+  EXPECT_EQ(host.Params(), saved);
+  ASSERT_OK(engine->Step(Clipped(), nullptr));
 }
 
 // A change of the plan does not make it good.

@@ -307,6 +307,21 @@ double SecondsSince(std::chrono::steady_clock::time_point begin) {
 
 // Runs body(host, comm) after a capture and a replay, and expects it to be
 // over in time.
+// Waits for the host's stream as a host does that makes no call of libshard.
+void AwaitStream(Host* host) {
+  const cuda::DriverApi& api = (*cuda::Driver::Load())->api();
+  cuda::CuEvent event = nullptr;
+  ASSERT_EQ(api.EventCreate(&event, cuda::kEventDisableTiming),
+            CuResult::kSuccess);
+  ASSERT_EQ(api.EventRecord(event, host->stream()), CuResult::kSuccess);
+  const Deadline deadline = Deadline::After(30);
+  while (api.EventQuery(event) == CuResult::kNotReady) {
+    ASSERT_FALSE(deadline.Expired());
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(api.EventDestroy(event), CuResult::kSuccess);
+}
+
 void RunAfterReplay(const std::function<void(Host*, Communicator*)>& body) {
   RunRanks(kForm, kTimeout, [&](Host* host, Communicator* comm) {
     ASSERT_OK(host->Capture(Clipped()));
@@ -353,20 +368,13 @@ TEST(NcclGraphTest, AReplayThatOneRankDoesNotLaunchIsAborted) {
       return;
     }
     host->Launch();
-    const cuda::DriverApi& api = (*cuda::Driver::Load())->api();
-    cuda::CuEvent event = nullptr;
-    ASSERT_EQ(api.EventCreate(&event, cuda::kEventDisableTiming),
-              CuResult::kSuccess);
-    ASSERT_EQ(api.EventRecord(event, host->stream()), CuResult::kSuccess);
-    const Deadline deadline = Deadline::After(30);
-    while (api.EventQuery(event) == CuResult::kNotReady) {
-      ASSERT_FALSE(deadline.Expired());
-      std::this_thread::yield();
-    }
-    EXPECT_EQ(api.EventDestroy(event), CuResult::kSuccess);
+    AwaitStream(host);
     EXPECT_EQ(host->engine()->step(), 1);
-    ExpectError(host->engine()->BeforeReplay(Clipped()),
-                StatusCode::kDeadlineExceeded, {"replay of a captured step"});
+    const Status status = host->engine()->BeforeReplay(Clipped());
+    ExpectError(
+        status, StatusCode::kDeadlineExceeded,
+        {"a rank has not launched its graph after before_replay", "rank [1]"});
+    EXPECT_EQ(status.rank(), 1);
     EXPECT_EQ(host->engine()->step(), 1);
   });
 }
@@ -433,6 +441,86 @@ TEST(NcclGraphTest, ALaunchTooManyOfOneRankEndsTheFamily) {
   }
 }
 
+// Nor does the stream of its host wait for ever, where that waits for nothing
+// else, and the other rank is told.
+TEST(NcclGraphTest, ALaunchTooManyEndsWithoutACallOfItsHost) {
+  RunAfterReplay([](Host* host, Communicator* comm) {
+    if (comm->rank() == 1) {
+      host->Launch();
+      AwaitStream(host);
+    }
+    const Status status = comm->Barrier("instead", Deadline::After(30));
+    EXPECT_EQ(status.rank(), 1);
+    EXPECT_TRUE(Tells(status, "rank 1 has launched a graph without"));
+  });
+}
+
+// Each call waits for the launch, and then says which rank has made it.
+TEST(NcclGraphTest, ALaunchTooManyIsToldByEachCall) {
+  const ParamId params[] = {0};
+  const std::vector<std::function<Status(Engine*)>> calls = {
+      [](Engine* engine) { return engine->Summon(0, -1, 0); },
+      [&](Engine* engine) { return engine->SetTrainable(params, false, 0); },
+      [](Engine* engine) {
+        return engine->GatherState(
+            StateOptions(), -1, 0,
+            [](const auto&...) -> Status { return Status(); });
+      },
+  };
+  for (const auto& call : calls) {
+    SCOPED_TRACE(&call - calls.data());
+    RunAfterReplay([&](Host* host, Communicator* comm) {
+      if (comm->rank() == 1) host->Launch();
+      const Status status = call(host->engine());
+      EXPECT_EQ(status.rank(), 1) << status.ToString();
+      if (comm->rank() == 1) {
+        ExpectError(status, StatusCode::kFailedPrecondition,
+                    {"rank 1 has launched a graph without before_replay"});
+      }
+    });
+  }
+}
+
+// An abort of the host's ends it at once.
+TEST(NcclGraphTest, ALaunchTooManyEndsWithItsFamily) {
+  RunRanks(kForm, 20, [](Host* host, Communicator* comm) {
+    ASSERT_OK(host->Capture(Clipped()));
+    ASSERT_OK(host->Replay(Clipped()));
+    ASSERT_OK(host->engine()->AwaitStep());
+    const auto begin = std::chrono::steady_clock::now();
+    if (comm->rank() == 1) {
+      host->Launch();
+      comm->Abort(Cancelled("the host's reason"));
+    }
+    EXPECT_TRUE(Tells(host->Replay(Clipped()), "the host's reason"));
+    AwaitStream(host);
+    EXPECT_LT(SecondsSince(begin), kSanitized ? 10 : 5);
+  });
+}
+
+// The host's own work behind such launches of all ranks may take longer than
+// their timeout.
+TEST(NcclGraphTest, WorkBehindALaunchTooManyOfAllRanksEndsNothing) {
+  RunAfterReplay([](Host* host, Communicator* comm) {
+    host->Launch();
+    AwaitStream(host);
+    ASSERT_OK(comm->Barrier("launched", Deadline::After(30)));
+    if (comm->rank() == 0) testing::fake_cuda::Pause();
+    ASSERT_OK(comm->Barrier("paused", Deadline::After(30)));
+    host->CopyGrads(2, true);
+    StepOptions hasty = Clipped();
+    hasty.timeout = kTimeout / 4;
+    const Status status = host->engine()->BeforeReplay(hasty);
+    ASSERT_OK(comm->Barrier("tried", Deadline::After(30)));
+    if (comm->rank() == 0) testing::fake_cuda::Resume();
+    ExpectError(status, StatusCode::kFailedPrecondition,
+                {"launched without before_replay, or twice"});
+    ASSERT_OK(host->Replay(Clipped()));
+    ASSERT_OK(host->engine()->AwaitStep());
+    EXPECT_EQ(host->engine()->step(), 2);
+  });
+}
+
 // Where all ranks have made it, and their streams are captured when the next
 // call comes, that says so once, and training goes on.
 TEST(NcclGraphTest, ALaunchTooManyOfAllRanksBeforeACaptureEndsNothing) {
@@ -472,7 +560,7 @@ TEST(NcclGraphTest, ARankThatStepsInPlaceOfItsLaunchIsTold) {
     const Status status = host->Step(Clipped());
     if (comm->rank() == 1) {
       ExpectError(status, StatusCode::kDeadlineExceeded,
-                  {"this rank has not launched its graph", "rank [0]"});
+                  {"has not launched its graph"});
     } else {
       EXPECT_FALSE(status.ok());
     }

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// LaunchWatch: watches the launches of a captured step whose collectives run on
+// the device. The host makes a launch by itself, so nothing else says that one
+// has begun. A thread tells the other ranks so, and watches the launch's
+// collectives to its end (Collectives::WatchLaunch): a rank that has not
+// launched its graph is known by name, and where one alone has launched it, its
+// host and its stream do not wait for ever, whatever that host does.
+//
+// Each launch counts, also a stray (GraphLaunches): where all ranks make one,
+// their collectives meet, and nothing is wrong with those.
+
+#ifndef SHARD_CORE_ENGINE_STEP_LAUNCH_WATCH_H_
+#define SHARD_CORE_ENGINE_STEP_LAUNCH_WATCH_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/collectives/collectives.h"
+#include "core/comm/communicator.h"
+#include "core/comm/notices.h"
+#include "core/device/work_queue/work_queue.h"
+#include "core/engine/step/graph_launches.h"
+
+namespace shard {
+
+// Returns the error of a rank whose launch was not expected, and that the other
+// ranks have not made.
+Status LoneLaunch(int rank);
+
+class LaunchWatch {
+ public:
+  // Watches until the result is destroyed. COLLECTIVE. REQUIRES: no launch has
+  // begun. `timeout`: seconds, of each launch. `collectives` must outlive the
+  // result.
+  static StatusOr<std::unique_ptr<LaunchWatch>> Start(
+      Communicator* comm, Collectives* collectives,
+      const GraphLaunches& launches, double timeout, const Deadline& deadline);
+
+ private:
+  struct Watched {
+    int rank;
+    std::unique_ptr<Notices> notices;
+    Collectives* collectives;
+    GraphLaunches launches;
+    double timeout;
+
+    // Returns why a launch that runs is late at `deadline`: as Notices::Check,
+    // but a stray is this rank's own fault. `told`: the launches so far.
+    Status FindLate(uint32_t launch, uint64_t told,
+                    const Deadline& deadline) const;
+  };
+  // Watches launches until `queue` stops.
+  static Status Watch(const std::shared_ptr<Watched>& watched,
+                      const WorkQueue& queue);
+
+  LaunchWatch() = default;
+
+  std::unique_ptr<WorkQueue> queue_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_STEP_LAUNCH_WATCH_H_
