@@ -227,7 +227,9 @@ void Watchdog::WatchHere(std::string name, const Event& end,
                                 {std::move(name), 0, 0, Event(),
                                  std::move(ends), std::nullopt, find_late},
                                 stops);
-  if (!ended.ok()) Report(ended);
+  if (ended.ok()) return;
+  shared_->Report(ended);
+  shared_->Abort(ended);
 }
 
 Status Watchdog::FindLate(const Deadline& deadline) const {

@@ -90,7 +90,8 @@ Status Group::DescribeLate(const Call& call, uint64_t round,
       StrCat("'", call.what, "': ", count, " of ", world_size_,
              " ranks did not enter it within ", deadline.seconds(), " s: rank ",
              FormatList(late), count > kMost ? " and more; " : "; ",
-             LastCallOf(static_cast<int>(late[0]), round)),
+             LastCallOf(static_cast<int>(late[0]), round),
+             "; look where it is now, or give a longer timeout"),
       static_cast<int>(late[0]));
 }
 

@@ -3,6 +3,7 @@
 #include "core/engine/step/launch_watch.h"
 
 #include <chrono>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -45,39 +46,43 @@ StatusOr<std::unique_ptr<LaunchWatch>> LaunchWatch::Start(
   const auto watched = std::make_shared<Watched>(Watched{
       comm->rank(), std::move(notices), collectives, launches, timeout});
   watch->queue_->Push(kLaunch, [watched, queue = watch->queue_.get()] {
-    return Watch(watched, *queue);
+    for (; !queue->IsStopping(); std::this_thread::sleep_for(kPause)) {
+      try {
+        Look(watched, *queue);
+      } catch (const std::bad_alloc&) {  // NOLINT: a later look may find some
+      }
+    }
+    return Status();
   });
   return watch;
 }
 
-Status LaunchWatch::Watch(const std::shared_ptr<Watched>& watched,
-                          const WorkQueue& queue) {
-  const auto stops = [&queue] { return queue.IsStopping(); };
-  uint64_t told = 0;
-  for (uint32_t begun = 0; !stops(); std::this_thread::sleep_for(kPause)) {
-    const uint32_t now = watched->launches.Begun();
-    if (now == begun) continue;
-    for (; begun != now; ++begun, ++told) {
-      // Where the family has ended the watch says so, and ends the launch.
-      const char notice = 0;
-      (void)watched->notices
-          ->Post(
-              &notice, [](auto&&...) {}, Deadline::After(watched->timeout))
-          .ok();
-    }
-    watched->collectives->WatchLaunch(
-        kLaunch, watched->launches.EndOf(begun),
-        [watched, begun, told](const Deadline& deadline) {
-          return watched->FindLate(begun, told, deadline);
-        },
-        stops);
+void LaunchWatch::Look(const std::shared_ptr<Watched>& watched,
+                       const WorkQueue& queue) {
+  Watched& it = *watched;
+  for (const uint32_t begun = it.launches.Begun(); it.told != begun;
+       ++it.told, ++it.notices_told) {
+    // Where the family has ended the watch says so, and ends the launch.
+    const char notice = 0;
+    (void)it.notices
+        ->Post(
+            &notice, [](auto&&...) {}, Deadline::After(it.timeout))
+        .ok();
   }
-  return Status();
+  const uint32_t launch = it.told;
+  if (it.watched == launch) return;
+  it.collectives->WatchLaunch(
+      kLaunch, it.launches.EndOf(launch),
+      [watched, launch, told = it.notices_told](const Deadline& deadline) {
+        return watched->FindLate(launch, told, deadline);
+      },
+      [&queue] { return queue.IsStopping(); });
+  it.watched = launch;
 }
 
-Status LaunchWatch::Watched::FindLate(uint32_t launch, uint64_t told,
+Status LaunchWatch::Watched::FindLate(uint32_t launch, uint64_t notice,
                                       const Deadline& deadline) const {
-  const Status late = notices->Check(told, kLaunch, deadline);
+  const Status late = notices->Check(notice, kLaunch, deadline);
   if (late.code() != StatusCode::kDeadlineExceeded || late.rank() < 0) {
     return late;
   }

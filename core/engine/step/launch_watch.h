@@ -46,15 +46,21 @@ class LaunchWatch {
     Collectives* collectives;
     GraphLaunches launches;
     double timeout;
+    // The launches that the other ranks were told, the notices of that, and the
+    // last launch that was watched. Of the watch's thread.
+    uint32_t told = 0;
+    uint64_t notices_told = 0;
+    uint32_t watched = 0;
 
     // Returns why a launch that runs is late at `deadline`: as Notices::Check,
-    // but a stray is this rank's own fault. `told`: the launches so far.
-    Status FindLate(uint32_t launch, uint64_t told,
+    // but one too many is this rank's own fault. `notice`: that of the launch.
+    Status FindLate(uint32_t launch, uint64_t notice,
                     const Deadline& deadline) const;
   };
-  // Watches launches until `queue` stops.
-  static Status Watch(const std::shared_ptr<Watched>& watched,
-                      const WorkQueue& queue);
+  // Tells the other ranks of launches that have begun, and watches the last of
+  // them to its end, or until `queue` stops.
+  static void Look(const std::shared_ptr<Watched>& watched,
+                   const WorkQueue& queue);
 
   LaunchWatch() = default;
 

@@ -104,7 +104,8 @@ TEST_P(FaultTest, DeadlineNamesTheMissingAndPoisonsTheLate) {
       EXPECT_EQ(status.message(),
                 StrCat("'second': 1 of ", world_size(),
                        " ranks did not enter it within 0.2 s: rank [", late,
-                       "]; the last it entered was barrier 'first'"));
+                       "]; the last it entered was barrier 'first'; look where "
+                       "it is now, or give a longer timeout"));
     }
     SHARD_ASSERT_OK((*signal)->Barrier("has failed", Soon()));
     const Status later = (*comm)->Barrier("second", Soon());
