@@ -172,7 +172,8 @@ class Collectives {
   virtual void Broadcast(std::string_view tag, int root, void* data,
                          size_t bytes, Stream* stream) = 0;
   // The same, for tensors in memory of the host alone: else kUnimplemented.
-  virtual void GatherOnHosts(std::string_view tag, size_t /*bytes*/,
+  virtual void GatherOnHosts(std::string_view tag, const RankSet& /*set*/,
+                             const void* /*send*/, size_t /*bytes*/,
                              int /*block_groups*/, void* /*recv*/,
                              Stream* stream) {
     stream->Call(tag, [] {

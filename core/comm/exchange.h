@@ -81,14 +81,17 @@ class Exchange {
                                  const void* send, size_t bytes, void* recv,
                                  const Deadline& deadline) = 0;
 
-  // Gathers a block of every rank into memory that the ranks of a host share
-  // (SymmetricKind::kPerHost), once on each host. COLLECTIVE. `recv` has the
-  // blocks in the order of ReduceScatterArgs::block_groups, and this rank's
-  // block, of `bytes` bytes, when the call begins; when it returns OK, all
-  // blocks. No rank of the host uses other hosts' blocks from its call on.
-  virtual Status GatherOnHosts(std::string_view what, size_t bytes,
-                               int block_groups, void* recv,
-                               const Deadline& deadline) = 0;
+  // Gathers blocks from the ranks of a set as AllGatherBlocks, but into memory
+  // that the ranks of a host share (SymmetricKind::kPerHost), once on each
+  // host. COLLECTIVE. `recv` gets the blocks in the order of
+  // ReduceScatterArgs::block_groups. `send`: this rank's block, of `bytes`
+  // bytes, either in its own place in `recv` on all ranks, or apart from it on
+  // all. No rank of the host uses from its call on what the call writes there:
+  // `recv`, but for the host's own blocks where they are in it. REQUIRES: the
+  // ranks of a host that have the same `recv` are in one set.
+  virtual Status GatherOnHosts(std::string_view what, const RankSet& set,
+                               const void* send, size_t bytes, int block_groups,
+                               void* recv, const Deadline& deadline) = 0;
 
   // Copies `data` of rank `root` to all ranks. COLLECTIVE. Sent: `bytes`,
   // nothing in a world of one rank. REQUIRES: 0 <= root < world size.

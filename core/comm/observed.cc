@@ -303,15 +303,16 @@ Status ObservedExchange::AllGatherBlocks(std::string_view what,
                            });
 }
 
-Status ObservedExchange::GatherOnHosts(std::string_view what, size_t bytes,
-                                       int block_groups, void* recv,
-                                       const Deadline& deadline) {
-  return ObserveCollective(observer_, &sequence_, EventId::kAllGatherBlocks,
-                           Sending(what, world_size_ - 1, bytes),
-                           CallOver(RankSet::All(world_size_), bytes), [&] {
-                             return exchange_->GatherOnHosts(
-                                 what, bytes, block_groups, recv, deadline);
-                           });
+Status ObservedExchange::GatherOnHosts(std::string_view what,
+                                       const RankSet& set, const void* send,
+                                       size_t bytes, int block_groups,
+                                       void* recv, const Deadline& deadline) {
+  return ObserveCollective(
+      observer_, &sequence_, EventId::kAllGatherBlocks,
+      Sending(what, set.count - 1, bytes), CallOver(set, bytes), [&] {
+        return exchange_->GatherOnHosts(what, set, send, bytes, block_groups,
+                                        recv, deadline);
+      });
 }
 
 Status ObservedExchange::Broadcast(std::string_view what, int root, void* data,

@@ -130,7 +130,8 @@ class ObservedExchange final : public Exchange {
   Status AllGatherBlocks(std::string_view what, const RankSet& set,
                          const void* send, size_t bytes, void* recv,
                          const Deadline& deadline) override;
-  Status GatherOnHosts(std::string_view what, size_t bytes, int block_groups,
+  Status GatherOnHosts(std::string_view what, const RankSet& set,
+                       const void* send, size_t bytes, int block_groups,
                        void* recv, const Deadline& deadline) override;
   Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
                    const Deadline& deadline) override;

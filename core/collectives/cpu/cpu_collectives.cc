@@ -35,13 +35,14 @@ void CpuCollectives::Broadcast(std::string_view tag, int root, void* data,
           });
 }
 
-void CpuCollectives::GatherOnHosts(std::string_view tag, size_t bytes,
+void CpuCollectives::GatherOnHosts(std::string_view tag, const RankSet& set,
+                                   const void* send, size_t bytes,
                                    int block_groups, void* recv,
                                    Stream* stream) {
   Enqueue(tag, /*first=*/true, stream,
           [=](Exchange* exchange, const Deadline& deadline) {
-            return exchange->GatherOnHosts(tag, bytes, block_groups, recv,
-                                           deadline);
+            return exchange->GatherOnHosts(tag, set, send, bytes, block_groups,
+                                           recv, deadline);
           });
 }
 

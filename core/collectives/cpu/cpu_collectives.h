@@ -30,8 +30,9 @@ class CpuCollectives final : public ExchangeCollectives {
                        Stream* stream) override;
   void Broadcast(std::string_view tag, int root, void* data, size_t bytes,
                  Stream* stream) override;
-  void GatherOnHosts(std::string_view tag, size_t bytes, int block_groups,
-                     void* recv, Stream* stream) override;
+  void GatherOnHosts(std::string_view tag, const RankSet& set, const void* send,
+                     size_t bytes, int block_groups, void* recv,
+                     Stream* stream) override;
 };
 
 }  // namespace shard::cpu

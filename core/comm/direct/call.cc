@@ -128,6 +128,7 @@ std::string Format(const Fingerprint& call) {
       break;
     case Operation::kGatherOnHosts:
       StrAppend(&out, " of ", call.bytes, " bytes");
+      over_set();
       if (tensor.block_groups != 1) {
         StrAppend(&out, ", blocks by ", tensor.block_groups, " groups");
       }

@@ -286,44 +286,47 @@ Status DirectExchange::AllGatherBlocks(std::string_view what,
       deadline);
 }
 
-Status DirectExchange::GatherOnHosts(std::string_view what, size_t bytes,
+Status DirectExchange::GatherOnHosts(std::string_view what, const RankSet& set,
+                                     const void* send, size_t bytes,
                                      int block_groups, void* recv,
                                      const Deadline& deadline) {
-  const int world_size = group_->world_size();
-  const int rank = group_->rank();
-  const RankSet all = RankSet::All(world_size);
   Call call{Operation::kGatherOnHosts, what, bytes, link_.direct};
-  call.tensor.set = all;
+  call.tensor.set = set;
   call.tensor.block_groups = block_groups;
-  if (PlaceIn(all, block_groups, *group_).peers == 0 && world_size > 1) {
+  const Place me = PlaceIn(set, block_groups, *group_);
+  if (me.peers == 0 && set.count != 1) {
     // An error of all ranks.
     SHARD_RETURN_IF_ERROR(enter_(what));
     return group_->Begin(call, nullptr, 0, deadline);
   }
+  const auto* const own = static_cast<const std::byte*>(send);
   const ReduceScatterArgs order = {.block_groups = block_groups};
-  const auto block = [&](int r) {
+  const auto block = [&](int index) {
     return static_cast<std::byte*>(recv) +
-           static_cast<size_t>(order.BlockOf(r, world_size)) * bytes;
+           static_cast<size_t>(order.BlockOf(index, set.count)) * bytes;
   };
-  const int begin = hosts_.begin(host_);
-  const int end = hosts_.end(host_);
-  // The ranks of a host take turns with the tiles of other hosts' blocks.
-  const auto copies = [&](int r, size_t t) {
-    const bool is_here = begin <= r && r < end;
+  const bool in_place = own == block(me.index);
+  const auto [begin, end] = IndicesOn(set, hosts_, host_);
+  // The ranks of a host take turns with the tiles of the blocks.
+  const auto copies = [&, here = begin, ranks = end - begin](int index,
+                                                             size_t t) {
+    if (in_place && here <= index && index < here + ranks) return false;
     const auto turn =
-        (static_cast<size_t>(r) + t) % static_cast<size_t>(end - begin);
-    return !is_here && turn == static_cast<size_t>(rank - begin);
+        (static_cast<size_t>(index) + t) % static_cast<size_t>(ranks);
+    return turn == static_cast<size_t>(me.index - here);
   };
-  const bool one_host = hosts_.count() == 1;
-  if (bytes <= kPayloadBytes || one_host) {
+  const bool is_there = in_place && hosts_.count() == 1;
+  if (bytes <= kPayloadBytes || is_there) {
     SHARD_RETURN_IF_ERROR(enter_(what));
     shipments_.Clear();
     SHARD_RETURN_IF_ERROR(
         bytes <= kPayloadBytes
-            ? group_->Begin(call, block(rank), bytes, deadline)
+            ? group_->Begin(call, own, bytes, deadline)
             : group_->Begin(call, &shipments_, shipments_.bytes(), deadline));
-    for (int r = 0; bytes > 0 && r < world_size; ++r) {
-      if (copies(r, 0)) std::memcpy(block(r), group_->payload(r), bytes);
+    for (int i = 0; bytes > 0 && i < set.count; ++i) {
+      if (copies(i, 0)) {
+        std::memcpy(block(i), group_->payload(set.rank(i)), bytes);
+      }
     }
   } else {
     const auto length = [&](size_t t) {
@@ -332,18 +335,19 @@ Status DirectExchange::GatherOnHosts(std::string_view what, size_t bytes,
     SHARD_RETURN_IF_ERROR(Run(
         call, TilesOf(bytes, slot_bytes_), /*staged=*/true, /*sent_bytes=*/0,
         [&](size_t t) {
-          std::memcpy(Slot(rank), block(rank) + t * slot_bytes_, length(t));
-          return ShipSlot(all, length(t));
+          std::memcpy(Slot(group_->rank()), own + t * slot_bytes_, length(t));
+          return ShipSlot(set, length(t));
         },
         [&](size_t t) {
-          for (int r = 0; r < world_size; ++r) {
-            if (!copies(r, t)) continue;
-            std::memcpy(block(r) + t * slot_bytes_, Slot(r), length(t));
+          for (int i = 0; i < set.count; ++i) {
+            if (!copies(i, t)) continue;
+            std::memcpy(block(i) + t * slot_bytes_, Slot(set.rank(i)),
+                        length(t));
           }
         },
         deadline));
   }
-  if (one_host) return Status();
+  if (is_there) return Status();
   shipments_.Clear();
   return group_->Continue(call, &shipments_, shipments_.bytes(), deadline);
 }

@@ -92,10 +92,11 @@ class DirectExchange final : public Exchange {
                          const Deadline& deadline) override;
 
   // Rounds: as AllGatherBlocks, and one more where there are other hosts: after
-  // it, all ranks of this host have copied what they copy. Bytes per rank, on a
-  // host of k: reads its block and writes it to staging; then reads and writes
-  // 1 / k of the blocks of other hosts.
-  Status GatherOnHosts(std::string_view what, size_t bytes, int block_groups,
+  // it, all ranks of this host have copied what they copy. Bytes per rank, with
+  // k ranks of the set on its host: reads its block and writes it to staging;
+  // then reads and writes 1 / k of the blocks, but for those that are in place.
+  Status GatherOnHosts(std::string_view what, const RankSet& set,
+                       const void* send, size_t bytes, int block_groups,
                        void* recv, const Deadline& deadline) override;
 
   // Rounds: one per tile of `bytes`, at least one. Reads and writes

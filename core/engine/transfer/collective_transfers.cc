@@ -195,8 +195,9 @@ Status CollectiveTransfers::Publish(size_t index, Stream* stream) {
   if (bytes == 0) return Status();
   const Tags& tags = TagsOf(plan.unit);
   if (memory_.shares_params()) {
-    deps_.collectives->GatherOnHosts(tags.publish, bytes, groups_,
-                                     buffer.ParamAt(0), stream);
+    deps_.collectives->GatherOnHosts(
+        tags.publish, sets_.all, buffer.ParamAt(plan_.RangeOf(rank_) * range),
+        bytes, groups_, buffer.ParamAt(0), stream);
     return Status();
   }
   // The elements that this rank and its replicas hold are contiguous.

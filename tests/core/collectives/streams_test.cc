@@ -430,8 +430,8 @@ class IdleExchange final : public Exchange {
                          void*, const Deadline&) override {
     return Status();
   }
-  Status GatherOnHosts(std::string_view, size_t, int, void*,
-                       const Deadline&) override {
+  Status GatherOnHosts(std::string_view, const RankSet&, const void*, size_t,
+                       int, void*, const Deadline&) override {
     return Status();
   }
   Status Broadcast(std::string_view, int, void*, size_t,

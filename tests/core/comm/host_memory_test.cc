@@ -9,10 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/comm/direct/control_block.h"
 #include "core/comm/direct/host_chain.h"
 #include "core/comm/exchange.h"
+#include "core/comm/rank_set.h"
 #include "core/observe/event.h"
 #include "core/observe/observer.h"
 #include "tests/core/comm/backends.h"
@@ -29,6 +31,14 @@ class HostMemoryTest : public ::testing::TestWithParam<HostForm> {
   const Begins& begins() const { return std::get<Begins>(GetParam()); }
   int world_size() const { return begins().back(); }
   int hosts() const { return static_cast<int>(begins().size()) - 1; }
+  // Returns whether sets of `count` adjacent ranks have all ranks of each of
+  // their hosts.
+  bool HoldsHosts(int count) const {
+    for (size_t h = 0; h + 1 < begins().size(); ++h) {
+      if (begins()[h] / count != (begins()[h + 1] - 1) / count) return false;
+    }
+    return true;
+  }
   // Returns whether two ranks are on one host.
   bool AreTogether(int a, int b) const {
     const auto after = [this](int rank) {
@@ -101,8 +111,9 @@ TEST_P(HostMemoryTest, AnAllGatherOnHostsWritesEachBlockOnce) {
             return comm->observer()->counters().Get(EventId::kShip).bytes;
           };
           const size_t before = shipped();
-          SHARD_ASSERT_OK(
-              exchange->GatherOnHosts("gather", bytes, groups, all, Soon()));
+          SHARD_ASSERT_OK(exchange->GatherOnHosts("gather", RankSet::All(W),
+                                                  block(rank), bytes, groups,
+                                                  all, Soon()));
           int wrong = 0;
           for (int r = 0; r < W; ++r) {
             for (size_t i = 0; i < words; ++i) {
@@ -122,6 +133,55 @@ TEST_P(HostMemoryTest, AnAllGatherOnHostsWritesEachBlockOnce) {
   });
 }
 
+// Blocks that lie elsewhere, of each set that no host's ranks are only a part
+// of. A rank reads what was gathered before up to its next call.
+TEST_P(HostMemoryTest, AnAllGatherOnHostsWaitsForTheReadersOfAllItWrites) {
+  const int W = world_size();
+  HostGroup group(GetParam());
+  group.Run([&](Communicator* comm, Exchange* exchange) {
+    const int rank = comm->rank();
+    for (int count = 1; count <= W; ++count) {
+      if (W % count != 0 || !HoldsHosts(count)) continue;
+      const RankSet set = {rank / count * count, 1, count};
+      for (const size_t bytes :
+           {size_t{4}, kPayloadBytes, kPayloadBytes + 4, size_t{3'300'004}}) {
+        SCOPED_TRACE(StrCat(bytes, " bytes over ", count, " ranks"));
+        const size_t words = bytes / sizeof(uint32_t);
+        const auto memory =
+            comm->Allocate("blocks", static_cast<size_t>(count) * bytes,
+                           SymmetricKind::kPerHost, Soon());
+        ASSERT_TRUE(memory.ok()) << memory.status().ToString();
+        const auto* const all =
+            reinterpret_cast<const uint32_t*>((*memory)->region(0));
+        const auto value = [&](int r, size_t i, int time) {
+          return time == 0 ? 0
+                           : static_cast<uint32_t>(i * 31) +
+                                 static_cast<uint32_t>(time * 1000 + r);
+        };
+        const auto num_wrong = [&](int time) {
+          size_t wrong = 0;
+          for (int i = 0; i < count; ++i) {
+            for (size_t w = 0; w < words; ++w) {
+              const uint32_t got = all[static_cast<size_t>(i) * words + w];
+              if (got != value(set.rank(i), w, time)) ++wrong;
+            }
+          }
+          return wrong;
+        };
+        std::vector<uint32_t> own(words);
+        for (int time = 1; time <= 5; ++time) {
+          for (size_t w = 0; w < words; ++w) own[w] = value(rank, w, time);
+          EXPECT_EQ(num_wrong(time - 1), 0u) << "before call " << time;
+          SHARD_ASSERT_OK(
+              exchange->GatherOnHosts("gather", set, own.data(), bytes, 1,
+                                      (*memory)->region(0), Soon()));
+        }
+        EXPECT_EQ(num_wrong(5), 0u);
+      }
+    }
+  });
+}
+
 // Ranks that order their blocks differently, or in groups that do not divide
 // them, have an error all.
 TEST_P(HostMemoryTest, OrdersThatDifferAreErrorsOnAllRanks) {
@@ -134,7 +194,8 @@ TEST_P(HostMemoryTest, OrdersThatDifferAreErrorsOnAllRanks) {
                                        bytes);
             const int groups = comm->rank() == 1 ? wrong : 1;
             const Status status = exchange->GatherOnHosts(
-                "gather", bytes, groups, own.data(), Soon());
+                "gather", RankSet::All(world_size()), own.data(), bytes, groups,
+                own.data(), Soon());
             EXPECT_EQ(status.code(), StatusCode::kDesync) << status.ToString();
             EXPECT_EQ(status.rank(), 1) << status.ToString();
           },
@@ -147,7 +208,7 @@ INSTANTIATE_TEST_SUITE_P(
     Mirrored, HostMemoryTest,
     ::testing::Combine(::testing::Values(Backend::kHosts),
                        ::testing::Values(Begins{0, 2, 3}, Begins{0, 1, 4, 6},
-                                         Begins{0, 3}),
+                                         Begins{0, 2, 4}, Begins{0, 3}),
                        ::testing::Values(HostSums::kFewestBytes)),
     NameOfForm);
 

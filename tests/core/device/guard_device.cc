@@ -303,10 +303,11 @@ class GuardExchange final : public Exchange {
                                       KernelView(recv), deadline);
   }
 
-  Status GatherOnHosts(std::string_view what, size_t bytes, int block_groups,
+  Status GatherOnHosts(std::string_view what, const RankSet& set,
+                       const void* send, size_t bytes, int block_groups,
                        void* recv, const Deadline& deadline) override {
-    return exchange_->GatherOnHosts(what, bytes, block_groups, KernelView(recv),
-                                    deadline);
+    return exchange_->GatherOnHosts(what, set, KernelView(send), bytes,
+                                    block_groups, KernelView(recv), deadline);
   }
 
   Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
