@@ -404,7 +404,7 @@ shard_error* shard_engine_memory(const shard_engine* engine,
     shard::api::WriteMemory(
         made.Memory(), made.collectives_memory(),
         {comm.local_world_size(), comm.direct(), made.SharesTensors(),
-         made.SharesParams(), made.device().kind},
+         made.SharesParams(), made.SharesSlots(), made.device().kind},
         memory);
     return Status();
   });

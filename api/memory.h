@@ -24,6 +24,7 @@ struct Placement {
   bool shares_memory;   // The host's communicator does: Communicator::direct().
   bool shares_tensors;  // As Engine::SharesTensors.
   bool shares_params;   // As Engine::SharesParams.
+  bool shares_slots;    // As Engine::SharesSlots.
   DeviceId::Kind device;
   std::optional<Offload> offload = std::nullopt;
   Transport transport = Transport::kStaged;
@@ -44,14 +45,15 @@ inline void WriteMemory(const MemoryReport& report,
   result.workspace_bytes = report.workspace_bytes;
   result.transient_bytes = report.transient_bytes;
   if (placement.device == DeviceId::Kind::kCpu) {
-    result.host_bytes = report.HostTotal(ranks, placement.shares_params);
+    result.host_bytes = report.HostTotal(ranks, placement.shares_params,
+                                         placement.shares_slots);
   } else {
     const MemoryReport pinned = {.host_tensor_bytes =
                                      report.PinnedTotal() +
                                      RoundUpToPage(collectives.host_bytes)};
     result.device_bytes =
         report.DeviceTotal() + RoundUpToPage(collectives.device_bytes);
-    result.host_bytes = pinned.HostTotal(ranks, false);
+    result.host_bytes = pinned.HostTotal(ranks, false, false);
     result.pinned_bytes = result.host_bytes;
   }
   result.model_buffer_bytes = report.host_tensor_bytes;

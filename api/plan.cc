@@ -152,10 +152,13 @@ shard::StatusOr<Placement> ToPlacement(const shard::Plan& plan,
   placement.shares_tensors =
       placement.shares_memory &&
       (placement.device == shard::DeviceId::Kind::kCpu || ranks == 1);
+  const bool shares_host = placement.device == shard::DeviceId::Kind::kCpu &&
+                           !separate && placement.ranks_per_host > 1;
   placement.shares_params =
-      placement.shares_tensors ||
-      (placement.device == shard::DeviceId::Kind::kCpu && !separate &&
-       placement.ranks_per_host > 1 && !plan.shards_params());
+      placement.shares_tensors || (shares_host && !plan.shards_params());
+  placement.shares_slots =
+      shares_host && !placement.shares_tensors && plan.shards_params() &&
+      plan.ShardGroupSize() % placement.ranks_per_host == 0;
   return placement;
 }
 

@@ -264,6 +264,7 @@ class Engine {
   // lie: the communicator has shared memory, and the device reaches it.
   bool SharesTensors() const { return comm_->direct(); }
   // Returns whether the ranks of a host have one copy of the parameters.
+  bool SharesSlots() const { return runtime_->memory().shares_slots(); }
   bool SharesParams() const { return runtime_->memory().shares_params(); }
   // Describes the engine as JSON (shard_engine_json). Local.
   std::string ToJson() const;

@@ -178,8 +178,9 @@ struct MemoryReport {
   // Per rank: the workspace of optimizers that step whole parameters.
   uint64_t workspace_bytes = 0;
   // Per rank: slots for the gathered parameters and the unreduced gradients of
-  // the units in use or in flight.
+  // the units in use or in flight. Those of parameters may be per host.
   uint64_t transient_bytes = 0;
+  uint64_t param_slot_bytes = 0;  // A part of transient_bytes.
   // Per rank: the model's host tensors.
   uint64_t host_tensor_bytes = 0;
   // Per rank, where optimizer states are offloaded to the host's memory: the
@@ -187,9 +188,10 @@ struct MemoryReport {
   uint64_t staging_bytes = 0;
   bool offloads_states = false;
 
-  // Returns the memory of a host, whose ranks share memory if `shared`; at most
-  // UINT64_MAX. REQUIRES: ranks_on_host > 0.
-  uint64_t HostTotal(int ranks_on_host, bool shared) const;
+  // Returns the memory of a host, whose ranks have one copy of the parameters,
+  // or of the slots for them; at most UINT64_MAX. REQUIRES: ranks_on_host > 0.
+  uint64_t HostTotal(int ranks_on_host, bool shares_params,
+                     bool shares_slots = false) const;
 
   // Return the memory of a device that has its own, for one rank, and what that
   // device leaves in the host's: the model's host tensors, and what is
@@ -347,6 +349,11 @@ class Plan {
   int ShardGroupSize() const {
     return options_.shard_group_size == 0 ? options_.world_size
                                           : options_.shard_group_size;
+  }
+  // Returns whether ranks [first, first + count) shard one copy of the
+  // parameters.
+  bool AreInOneShardGroup(int first, int count) const {
+    return first / ShardGroupSize() == (first + count - 1) / ShardGroupSize();
   }
   // Return the slots by unit depth, zero where nothing is sharded. In a slot,
   // the unit's buffers are in the order of UnitPlan::buffers, each from a page

@@ -40,11 +40,13 @@ std::vector<SlotPlan> SlotsOf(const std::vector<UnitPlan>& units,
 
 }  // namespace
 
-uint64_t MemoryReport::HostTotal(int ranks_on_host, bool shared) const {
-  const uint64_t once = shared ? param_bytes : 0;
-  const uint64_t each = grad_bytes + state_bytes + workspace_bytes +
-                        transient_bytes + host_tensor_bytes + staging_bytes +
-                        (shared ? 0 : param_bytes);
+uint64_t MemoryReport::HostTotal(int ranks_on_host, bool shares_params,
+                                 bool shares_slots) const {
+  const uint64_t once =
+      (shares_params ? param_bytes : 0) + (shares_slots ? param_slot_bytes : 0);
+  const uint64_t each = param_bytes + grad_bytes + state_bytes +
+                        workspace_bytes + transient_bytes + host_tensor_bytes +
+                        staging_bytes - once;
   const auto ranks = static_cast<uint64_t>(ranks_on_host);
   return each > (UINT64_MAX - once) / ranks ? UINT64_MAX : once + each * ranks;
 }
@@ -91,6 +93,7 @@ MemoryReport Plan::Memory(bool shared_memory, const Offload* offload,
           .state_bytes = sizes.states,
           .workspace_bytes = sizes.workspace,
           .transient_bytes = sizes.grad_slots + sizes.param_slots,
+          .param_slot_bytes = sizes.param_slots,
           .host_tensor_bytes = sizes.host_tensors,
           .staging_bytes = StagingOf(*this, shared_memory, offload).bytes(),
           .offloads_states = offload != nullptr};

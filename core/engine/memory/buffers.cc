@@ -26,6 +26,17 @@ bool SharesParams(const Communicator& comm, const Device& device,
          (comm.shares_host() && device.IsHostMemory() && !plan.shards_params());
 }
 
+bool MayShareSlots(const Communicator& comm, const Device& device,
+                   const Plan& plan) {
+  if (comm.direct() || !comm.shares_host() || !device.IsHostMemory() ||
+      !plan.shards_params()) {
+    return false;
+  }
+  // The ranks of a host are adjacent, as those of a group.
+  return plan.AreInOneShardGroup(comm.rank() - comm.local_rank(),
+                                 comm.local_world_size());
+}
+
 Status WithNeededMemory(const Status& status, const Plan& plan,
                         const Communicator& comm, const Device& device) {
   if (status.code() != StatusCode::kResourceExhausted ||
@@ -98,12 +109,33 @@ StatusOr<EngineMemory> EngineMemory::Allocate(const Plan& plan,
         AllocateVisible(comm, "allocate gradient slots", sizes.grad_slots,
                         SymmetricKind::kPerRank, deadline));
   }
+  SHARD_RETURN_IF_ERROR(
+      memory.AllocateSlots(sizes.param_slots, comm, *device, deadline));
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(
       comm, "allocate private memory",
       memory.AllocatePrivate(sizes, !is_visible, comm, device, collectives),
       deadline));
   memory.PlaceBuffers(plan);
   return memory;
+}
+
+Status EngineMemory::AllocateSlots(uint64_t bytes, Communicator* comm,
+                                   const Device& device,
+                                   const Deadline& deadline) {
+  // Where one host's ranks are in several groups, those of the others make the
+  // same calls all the same.
+  const char may_share = MayShareSlots(*comm, device, *plan_) ? 1 : 0;
+  if (comm->direct() || !comm->shares_host() || !plan_->shards_params()) {
+    return Status();
+  }
+  std::vector<char> all(static_cast<size_t>(comm->world_size()));
+  SHARD_RETURN_IF_ERROR(
+      comm->AllGather("share slots", &may_share, 1, all.data(), deadline));
+  if (std::ranges::count(all, 0) > 0) return Status();
+  SHARD_ASSIGN_OR_RETURN(
+      param_slots_, AllocateVisible(comm, "allocate parameter slots", bytes,
+                                    SymmetricKind::kPerHost, deadline));
+  return Status();
 }
 
 Status EngineMemory::AllocatePrivate(const MemorySizes& sizes, bool with_arenas,
@@ -136,7 +168,9 @@ Status EngineMemory::AllocateTensors(const MemorySizes& sizes, bool with_arenas,
     SHARD_ASSIGN_OR_RETURN(grads_.pages, allocate("gradients", sizes.grads));
     SHARD_ASSIGN_OR_RETURN(grad_slots_.pages,
                            allocate("gradient slots", sizes.grad_slots));
-    SHARD_ASSIGN_OR_RETURN(param_slots_,
+  }
+  if (with_arenas && param_slots_.visible == nullptr) {
+    SHARD_ASSIGN_OR_RETURN(param_slots_.pages,
                            allocate("parameter slots", sizes.param_slots));
   }
   SHARD_ASSIGN_OR_RETURN(sums_, allocate("gradient sums", sizes.sums));
@@ -197,7 +231,7 @@ unsigned char* EngineMemory::GradSlot(int rank, int32_t depth, int slot) const {
 }
 
 unsigned char* EngineMemory::ParamSlot(int32_t depth, int slot) const {
-  return BytesOf(param_slots_) + SlotOffset(plan_->param_slots(), depth, slot);
+  return param_slots_.base(0) + SlotOffset(plan_->param_slots(), depth, slot);
 }
 
 bool EngineMemory::Overlaps(std::span<const std::byte> memory) const {
@@ -206,15 +240,14 @@ bool EngineMemory::Overlaps(std::span<const std::byte> memory) const {
     const auto from = reinterpret_cast<uintptr_t>(base);
     return from < begin + memory.size() && begin < from + bytes;
   };
-  for (const Arena* arena : {&params_, &grads_, &grad_slots_}) {
+  for (const Arena* arena : {&params_, &grads_, &grad_slots_, &param_slots_}) {
     const int regions = arena->visible ? plan_->options().world_size : 1;
     for (int r = 0; r < regions; ++r) {
       if (overlaps(arena->base(r), arena->bytes())) return true;
     }
   }
   for (const DeviceMemory* pages :
-       {&param_slots_, &sums_, &states_, &workspace_, &staging_,
-        host_tensors_.get()}) {
+       {&sums_, &states_, &workspace_, &staging_, host_tensors_.get()}) {
     if (overlaps(pages->data(), RoundUpToPage(pages->size()))) return true;
   }
   return false;
@@ -226,8 +259,8 @@ MemoryReport EngineMemory::Measure() const {
   report.grad_bytes = grads_.bytes() + RoundUpToPage(sums_.size());
   report.state_bytes = RoundUpToPage(states_.size());
   report.workspace_bytes = RoundUpToPage(workspace_.size());
-  report.transient_bytes =
-      grad_slots_.bytes() + RoundUpToPage(param_slots_.size());
+  report.param_slot_bytes = param_slots_.bytes();
+  report.transient_bytes = grad_slots_.bytes() + report.param_slot_bytes;
   report.host_tensor_bytes = RoundUpToPage(host_tensors_->size());
   report.staging_bytes = RoundUpToPage(staging_.size());
   report.offloads_states = offloads_states_;

@@ -9,7 +9,8 @@
 //                                               rank holds
 //   gradients     a SymmetricBuffer per rank    private
 //   grad slots    a SymmetricBuffer per rank    private
-//   param slots   -                             private
+//   param slots   -                             private, or one SymmetricBuffer
+//                                               per host, as SharesSlots
 //   sums, states  this rank's range: private
 //   workspace     private
 //   staging       private, the host's: where states are offloaded
@@ -81,6 +82,12 @@ constexpr Processor ProcessorOf(DeviceId::Kind kind) {
 bool SharesParams(const Communicator& comm, const Device& device,
                   const Plan& plan);
 
+// Returns whether the ranks of this host have one copy of each slot of gathered
+// parameters, if those of all hosts may: all are in one shard group, and gather
+// the same at the same time.
+bool MayShareSlots(const Communicator& comm, const Device& device,
+                   const Plan& plan);
+
 // Returns an error of `device`, for an engine of `plan` on `comm`, that some
 // memory was refused: with what the plan needs of the device's own in all.
 // Returns other statuses as they are.
@@ -107,6 +114,8 @@ class EngineMemory {
   }
   // Returns whether the ranks of a host have one copy of the parameters.
   bool shares_params() const { return shares_params_; }
+  // Returns whether they have one copy of the slots of gathered parameters.
+  bool shares_slots() const { return param_slots_.visible != nullptr; }
   // Returns the elements of a buffer that this rank writes where each rank has
   // the values of all: its part of the host's copy, or all that it holds.
   struct Elements {
@@ -161,8 +170,12 @@ class EngineMemory {
                                          std::string_view what, uint64_t bytes,
                                          SymmetricKind kind,
                                          const Deadline& deadline);
+  // Allocates the slots of gathered parameters where the ranks of each host
+  // share them.
+  Status AllocateSlots(uint64_t bytes, Communicator* comm, const Device& device,
+                       const Deadline& deadline);
   // `with_arenas`: the memory that others see elsewhere is private, too, but
-  // for parameters that are shared.
+  // for what AllocateVisible has made.
   Status AllocatePrivate(const MemorySizes& sizes, bool with_arenas,
                          Communicator* comm, Device* device,
                          Collectives* collectives);
@@ -182,7 +195,7 @@ class EngineMemory {
   Arena params_;
   Arena grads_;
   Arena grad_slots_;
-  DeviceMemory param_slots_;
+  Arena param_slots_;
   DeviceMemory sums_;
   DeviceMemory states_;
   DeviceMemory workspace_;

@@ -65,7 +65,9 @@ void Slots::Drop(int32_t unit) {
 void Slots::DropAll() {
   for (auto& entries : entries_) {
     for (Entry& entry : entries) {
-      if (!entry.in_use) entry.unit = -1;
+      if (entry.in_use) continue;
+      entry.unit = -1;
+      entry.used = 0;
     }
   }
 }

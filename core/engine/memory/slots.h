@@ -40,7 +40,8 @@ class Slots {
   void Release(int32_t unit);
   // Empties the unit's slot.
   void Drop(int32_t unit);
-  // Empties all slots that are not in use.
+  // Empties all slots that are not in use, and forgets when they were: ranks
+  // that have used different ones choose the same from then on.
   void DropAll();
 
   // Get and set the event that is done when the work on the slot is done.

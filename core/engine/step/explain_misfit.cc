@@ -77,7 +77,8 @@ MemoryNeed NeedOf(const Plan& plan, const RankPlacement& placement,
   }
   const bool shares_params = placement.shares_tensors ||
                              (placement.shares_host && !plan.shards_params());
-  need.host = memory.HostTotal(placement.ranks_on_host, shares_params);
+  need.host = memory.HostTotal(placement.ranks_on_host, shares_params,
+                               placement.SharesSlots(plan));
   return need;
 }
 

@@ -27,6 +27,7 @@ struct RankPlacement {
   // Whether the ranks of a host have one copy of parameters that are not
   // sharded.
   bool shares_host = false;
+  int first_on_host = 0;       // Its first rank.
   std::string device = "cpu";  // Device::name().
   // Whether tensors lie in memory of the device's own, not in the host's.
   bool has_device_memory = false;
@@ -38,6 +39,12 @@ struct RankPlacement {
   const Offload* offload = nullptr;  // Device::offload().
   bool allow_missing = false;        // Ranks may lack gradients.
   int ranks_on_host = 1;
+
+  // As MayShareSlots.
+  bool SharesSlots(const Plan& plan) const {
+    return !shares_tensors && shares_host && plan.shards_params() &&
+           plan.AreInOneShardGroup(first_on_host, ranks_on_host);
+  }
   int ranks_on_device = 1;  // Those that share the memory of one device.
 
   // Returns the device's name without its options.

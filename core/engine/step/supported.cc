@@ -54,6 +54,7 @@ RankPlacement PlacementOf(const Communicator& comm, const Device& device,
                           bool one_kernel) {
   return {.shares_tensors = SharesTensors(comm, device),
           .shares_host = comm.shares_host() && device.IsHostMemory(),
+          .first_on_host = comm.rank() - comm.local_rank(),
           .device = device.name(),
           .has_device_memory = device.id().kind != DeviceId::Kind::kCpu,
           .has_staging = !device.IsHostMemory(),

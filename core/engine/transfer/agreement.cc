@@ -70,6 +70,9 @@ std::string DescribeProposal(
     const std::function<std::string(int32_t unit)>& unit_name) {
   return StrCat("rank ", rank, " ", VerbOf(proposal.activity),
                 proposal.unit >= 0 ? unit_name(proposal.unit) : "",
+                proposal.activity == Activity::kGather && proposal.slot >= 0
+                    ? StrCat(" into slot ", proposal.slot, " of its host")
+                    : "",
                 proposal.activity == Activity::kReduce && proposal.zeroed > 0
                     ? StrCat(" (zero_grad calls since the last step: ",
                              proposal.zeroed, ")")
@@ -96,7 +99,8 @@ bool HasArguments(const Proposal& proposal) {
 
 bool SameWork(const Proposal& a, const Proposal& b) {
   return a.activity == b.activity && a.unit == b.unit &&
-         (a.activity != Activity::kReduce || a.zeroed == b.zeroed);
+         (a.activity != Activity::kReduce || a.zeroed == b.zeroed) &&
+         (a.activity != Activity::kGather || a.slot == b.slot);
 }
 
 bool SamePass(const Proposal& a, const Proposal& b) {
@@ -143,7 +147,13 @@ StatusOr<Decision> Decide(
     const bool same = allow_missing ? SameWork(proposals[r], led)
                                     : SamePass(proposals[r], led);
     if (same || may_follow(proposals[r])) continue;
-    return DifferentThings(describe(leader), static_cast<int>(r), describe(r));
+    const bool same_unit = proposals[r].activity == Activity::kGather &&
+                           proposals[r].unit == led.unit;
+    return DifferentThings(
+        describe(leader), static_cast<int>(r),
+        StrCat(describe(r), same_unit ? "; acquire and release units in the "
+                                        "same order on all ranks"
+                                      : ""));
   }
   decision.leader = static_cast<int32_t>(leader);
   decision.follows = !SameWork(proposals[static_cast<size_t>(rank)], led);

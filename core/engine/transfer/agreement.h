@@ -94,8 +94,10 @@ constexpr bool MovesUnit(Activity activity) {
 
 struct Proposal {
   Activity activity = Activity::kStep;
-  int32_t unit = -1;   // For kReduce and kGather.
-  int32_t slot = -1;   // The slot of this rank's gradients of the unit.
+  int32_t unit = -1;  // For kReduce and kGather.
+  // The slot of this rank's gradients of the unit, or that to which its
+  // parameters are gathered, where the ranks of a host share it.
+  int32_t slot = -1;
   uint8_t failed = 0;  // Something is wrong on this rank.
   uint8_t more = 0;    // kReduce: another backward pass follows.
   uint8_t active = 1;  // Not joined.

@@ -179,6 +179,12 @@ Status CollectiveTransfers::Gather(int32_t unit, unsigned char* slot,
     const EngineBuffer& buffer = memory_.buffers()[part.buffer];
     const size_t bytes = DTypeBytes(buffer.plan->dtype, buffer.held_numel);
     if (bytes == 0) continue;
+    if (memory_.shares_slots()) {
+      deps_.collectives->GatherOnHosts(TagsOf(unit).gather, sets_.shard_group,
+                                       buffer.params, bytes, 1,
+                                       slot + part.offset, stream);
+      continue;
+    }
     deps_.collectives->AllGatherBlocks(TagsOf(unit).gather, sets_.shard_group,
                                        buffer.params, bytes, slot + part.offset,
                                        stream);

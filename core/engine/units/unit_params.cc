@@ -67,10 +67,7 @@ void UnitParams::Forget() {
 
 Status UnitParams::Gather(int32_t unit, int slot) {
   slots_.Take(unit, slot);
-  SHARD_ASSIGN_OR_RETURN(
-      Event gathered,
-      deps_.transfers->Gather(
-          unit, deps_.memory->ParamSlot(plan_.unit(unit).depth, slot)));
+  SHARD_ASSIGN_OR_RETURN(Event gathered, deps_.transfers->Gather(unit, slot));
   slots_.SetEvent(unit, std::move(gathered));
   return Status();
 }

@@ -2,21 +2,24 @@
 
 #include "core/engine/units/unit_transfers.h"
 
+#include <algorithm>
+
 #include "core/collectives/collectives.h"
 
 namespace shard {
 
-StatusOr<Event> UnitTransfers::Gather(int32_t unit, unsigned char* slot) {
+StatusOr<Event> UnitTransfers::Gather(int32_t unit, int slot) {
   Proposal proposal;
   proposal.activity = Activity::kGather;
   proposal.unit = unit;
+  if (deps_.memory->shares_slots()) proposal.slot = slot;
   return Start(proposal, "gather the parameters of a unit",
                deps_.transfers->GatherBytes(unit), slot);
 }
 
 StatusOr<Event> UnitTransfers::Reduce(const Proposal& proposal) {
   return Start(proposal, "reduce the gradients of a unit",
-               deps_.transfers->ReduceBytes(proposal.unit), nullptr);
+               deps_.transfers->ReduceBytes(proposal.unit), kTakesPart);
 }
 
 Event UnitTransfers::ReduceWhole(size_t buffer) {
@@ -34,7 +37,7 @@ Event UnitTransfers::ReduceWhole(size_t buffer) {
 
 StatusOr<Event> UnitTransfers::Start(const Proposal& proposal,
                                      std::string_view what, uint64_t bytes,
-                                     unsigned char* slot) {
+                                     int slot) {
   Event& last = last_[static_cast<size_t>(proposal.unit)];
   if (deps_.agreement->announces()) {
     SHARD_RETURN_IF_ERROR(
@@ -53,7 +56,7 @@ StatusOr<Event> UnitTransfers::Start(const Proposal& proposal,
   return last;
 }
 
-Status UnitTransfers::Perform(const Proposal& proposal, unsigned char* slot) {
+Status UnitTransfers::Perform(const Proposal& proposal, int slot) {
   for (;;) {
     SHARD_ASSIGN_OR_RETURN(
         const Decision decision,
@@ -62,8 +65,8 @@ Status UnitTransfers::Perform(const Proposal& proposal, unsigned char* slot) {
     const std::vector<Proposal>& proposals = deps_.agreement->proposals();
     const Proposal led = proposals[static_cast<size_t>(decision.leader)];
     SHARD_RETURN_IF_ERROR(Move(led, proposals,
-                               decision.follows ? nullptr : slot, deps_.timeout,
-                               deps_.moving));
+                               decision.follows ? kTakesPart : slot,
+                               deps_.timeout, deps_.moving));
     SHARD_RETURN_IF_ERROR(
         deps_.moving->Synchronize(TransferDeadline(deps_.timeout)));
     if (!decision.follows) return Status();
@@ -74,31 +77,31 @@ Status UnitTransfers::Follow(const Proposal& led, const Deadline& deadline) {
   // As much time as the leader's transfer has, however late the ranks met.
   const CollectiveDeadline scope(deps_.transfers->collectives(),
                                  Deadline::After(deadline.seconds()));
-  SHARD_RETURN_IF_ERROR(Move(led, deps_.agreement->proposals(), nullptr,
+  SHARD_RETURN_IF_ERROR(Move(led, deps_.agreement->proposals(), kTakesPart,
                              deadline.seconds(), deps_.moving));
   return deps_.moving->Synchronize(TransferDeadline(deadline.seconds()));
 }
 
 Status UnitTransfers::Move(const Proposal& led,
-                           const std::vector<Proposal>& proposals,
-                           unsigned char* slot, double timeout,
-                           Stream* stream) {
+                           const std::vector<Proposal>& proposals, int slot,
+                           double timeout, Stream* stream) {
   return led.activity == Activity::kReduce
              ? MoveGrads(led, proposals, timeout, stream)
-             : MoveParams(led.unit, slot, stream);
+             : MoveParams(led, slot, stream);
 }
 
-Status UnitTransfers::MoveParams(int32_t unit, unsigned char* slot,
+Status UnitTransfers::MoveParams(const Proposal& led, int slot,
                                  Stream* stream) {
   // A rank that only takes part has no parameters of its own in the slots.
-  if (slot == nullptr) {
-    slot = deps_.memory->ParamSlot(plan_.unit(unit).depth, 0);
-  }
-  const uint64_t bytes = deps_.transfers->GatherBytes(unit);
+  if (slot == kTakesPart) slot = std::max(led.slot, 0);
+  unsigned char* const memory =
+      deps_.memory->ParamSlot(plan_.unit(led.unit).depth, slot);
+  const uint64_t bytes = deps_.transfers->GatherBytes(led.unit);
   return deps_.queue->Transfer(
-      EventId::kGather, {.unit = unit, .bytes = static_cast<int64_t>(bytes)},
-      stream, [&](Stream* measured) {
-        return deps_.transfers->Gather(unit, slot, measured);
+      EventId::kGather,
+      {.unit = led.unit, .bytes = static_cast<int64_t>(bytes)}, stream,
+      [&](Stream* measured) {
+        return deps_.transfers->Gather(led.unit, memory, measured);
       });
 }
 

@@ -54,7 +54,7 @@ class UnitTransfers {
   // gradients that `proposal`, of kReduce, names, and that of a buffer of whole
   // gradients. Each returns the event after which it is done. An error, where
   // other ranks announce something else, is final.
-  StatusOr<Event> Gather(int32_t unit, unsigned char* slot);
+  StatusOr<Event> Gather(int32_t unit, int slot);
   StatusOr<Event> Reduce(const Proposal& proposal);
   Event ReduceWhole(size_t buffer);
   // Returns the event after the last gathering or reduction of a unit, and so
@@ -79,21 +79,22 @@ class UnitTransfers {
   bool updates_eagerly() const { return eager_update_ != nullptr; }
 
  private:
+  static constexpr int kTakesPart = -1;
   // Announces the move that `proposal` names, and enqueues it; elsewhere
   // enqueues Perform. `what` names that in errors.
   StatusOr<Event> Start(const Proposal& proposal, std::string_view what,
-                        uint64_t bytes, unsigned char* slot);
+                        uint64_t bytes, int slot);
   // Proposes a move, then does what other ranks propose until it is this one's
   // turn, on the queue's thread.
-  Status Perform(const Proposal& proposal, unsigned char* slot);
+  Status Perform(const Proposal& proposal, int slot);
   // Enqueues the move that `led` proposes, one of `proposals`, which are by
-  // rank. `slot`: where this rank gathers parameters; null where it only takes
-  // part. `timeout`: seconds, of a meeting of the ranks.
+  // rank. `slot`: where this rank gathers parameters; kTakesPart where it only
+  // takes part. `timeout`: seconds, of a meeting of the ranks.
   Status Move(const Proposal& led, const std::vector<Proposal>& proposals,
-              unsigned char* slot, double timeout, Stream* stream);
+              int slot, double timeout, Stream* stream);
   Status MoveGrads(const Proposal& led, const std::vector<Proposal>& proposals,
                    double timeout, Stream* stream);
-  Status MoveParams(int32_t unit, unsigned char* slot, Stream* stream);
+  Status MoveParams(const Proposal& led, int slot, Stream* stream);
 
   const Dependencies deps_;
   const Plan& plan_;

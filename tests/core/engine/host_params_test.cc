@@ -10,9 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <fstream>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -25,9 +23,8 @@
 #include "core/comm/communicator.h"
 #include "core/engine/params/all_ranks.h"
 #include "tests/core/base/expect_status.h"
-#include "tests/core/comm/mirrored_hosts.h"
-#include "tests/core/comm/tcp_hosts.h"
 #include "tests/core/engine/create_engine.h"
+#include "tests/core/engine/run_on_hosts.h"
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"
 
@@ -103,31 +100,6 @@ UnitTraining TrainingOf(const Form& form, int world_size) {
   training.begin_step = form.begin_step;
   training.steps = 3;
   return training;
-}
-
-// Runs body(communicator) on every rank of hosts, which are queues or, with
-// `helpers`, have real ones. `begins`: the first rank of each host, and the
-// number of ranks.
-void RunOnHosts(
-    const std::vector<int>& begins, bool helpers,
-    const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
-  std::optional<testing::MirroredHosts> mirrored;
-  std::optional<testing::TcpHosts> tcp;
-  helpers ? void(tcp.emplace(begins)) : void(mirrored.emplace(begins));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < begins.back(); ++rank) {
-    threads.emplace_back([&, rank] {
-      const CommOptions options = {
-          .rank = rank, .world_size = begins.back(), .timeout = 30};
-      auto comm = tcp ? OpenCommunicator(tcp->Url(rank), options)
-                      : StatusOr<std::shared_ptr<Communicator>>(
-                            mirrored->Open(options));
-      ASSERT_OK(comm);
-      body(*comm);
-      EXPECT_OK((*comm)->Shutdown(Deadline::After(30)));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
 }
 
 // Expects that what a host's first rank writes into a parameter is what its
@@ -325,23 +297,6 @@ TEST(HostParamsMemoryTest, ARankThatIsAloneTakesNoneOfItsHelper) {
     if (comm->rank() == 2) {
       EXPECT_EQ(name, "");
     }
-  });
-}
-
-// Parameters that are sharded are each rank's own.
-TEST(ShardedParamsTest, AreOfEachRank) {
-  const std::vector<int> begins = {0, 2, 3};
-  const UnitTraining training = TrainingOf({.stage = 3}, begins.back());
-  const auto plan = PlanOf(training);
-  ASSERT_OK(plan);
-  ASSERT_TRUE(ShardsAsItsStage(**plan));
-  RunOnHosts(begins, false, [&](const std::shared_ptr<Communicator>& comm) {
-    EXPECT_TRUE(comm->shares_host());
-    const auto engine = CreateEngine(*plan, comm, training.engine);
-    ASSERT_OK(engine);
-    EXPECT_FALSE((*engine)->SharesParams());
-    EXPECT_EQ((*engine)->Memory().HostTotal(2, false),
-              (*plan)->Memory(false).HostTotal(2, false));
   });
 }
 
