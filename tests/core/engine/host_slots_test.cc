@@ -61,6 +61,7 @@ void ExpectOneSlotPerHost(bool shares, Communicator* comm, Engine* engine) {
   const auto soon = [] { return Deadline::After(30); };
   for (int32_t unit = 1; unit < 5; ++unit) {
     ASSERT_OK(engine->UnitAcquire(unit, Pass::kForward, 0));
+    ASSERT_OK(engine->Synchronize(0));
     const int32_t buffer = engine->plan().unit(unit).buffers.front();
     const auto tensor = engine->Param(
         engine->plan().buffer(buffer).layout.slots().front().param);
