@@ -254,14 +254,24 @@ TEST(PlanUnitsTest, MemoryByPlacement) {
   EXPECT_GT(unshared.control_bytes,
             shared.control_bytes + uint64_t{2 * 4 * 2} * (1 << 20));
 
-  // Two hosts have two ranks each, which share nothing.
+  // Two hosts have two ranks each, which share slots of parameters alone.
   shard_placement hosts = SHARD_PLACEMENT_INIT;
   hosts.ranks_per_host = 2;
   hosts.device = "cpu";
   shard_memory half = SHARD_MEMORY_INIT;
   ASSERT_OK(shard_plan_memory(plan.get(), &hosts, &half));
   EXPECT_EQ(half.param_bytes, unshared.param_bytes);
-  EXPECT_EQ(half.host_bytes * 2, unshared.host_bytes);
+  EXPECT_EQ(half.transient_bytes, unshared.transient_bytes);
+  EXPECT_EQ(2 * (half.host_bytes + 2 * kUnit), unshared.host_bytes);
+  // Not where the ranks of a host are in two shard groups.
+  options.shard_group_size = 2;
+  const Plan groups = MakePlan(model.get(), options);
+  shard_memory grouped = SHARD_MEMORY_INIT;
+  ASSERT_OK(shard_plan_memory(groups.get(), &hosts, &half));
+  EXPECT_EQ(half.host_bytes + 2 * kUnit, 2 * (half.param_bytes + of_one(half)));
+  hosts.ranks_per_host = 3;
+  ASSERT_OK(shard_plan_memory(groups.get(), &hosts, &grouped));
+  EXPECT_EQ(grouped.host_bytes, 3 * (grouped.param_bytes + of_one(grouped)));
 
   // GPUs do not reach the memory that ranks share. Collectives pass their
   // tensors through 4 MiB of each rank. The host's communicator shares memory.

@@ -1627,12 +1627,13 @@ extern "C" {
     /// Where ranks share memory, and in stages 0 to 2, nothing is gathered, and it
     /// waits only for an update that is still on its way (overlap). In stage 3
     /// without shared memory it gathers the parameters, and fetches ahead those of
-    /// the units that were acquired next in the step before. For a backward pass
-    /// where gradients are sharded it waits until there is room for the unit's
-    /// gradients, which with BACKWARD are zeros. Whole gradients, also those that a
-    /// plan of stage 2 or 3 keeps whole, have the values that the host left
-    /// (shard_engine_zero_grad). `timeout` in seconds; 0: the engine's. COLLECTIVE*,
-    /// blocks.
+    /// the units that were acquired next in the step before. Where ranks of several
+    /// hosts do so, those of a host share the memory, and all acquire and release
+    /// units in the same order (DESYNC if not). For a backward pass where gradients
+    /// are sharded it waits until there is room for the unit's gradients, which with
+    /// BACKWARD are zeros. Whole gradients, also those that a plan of stage 2 or 3
+    /// keeps whole, have the values that the host left (shard_engine_zero_grad).
+    /// `timeout` in seconds; 0: the engine's. COLLECTIVE*, blocks.
     #[must_use]
     pub fn shard_engine_unit_acquire(engine: *mut shard_engine, unit: i32, pass: shard_pass, timeout: f64) -> *mut shard_error;
 }
