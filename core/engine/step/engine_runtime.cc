@@ -190,13 +190,7 @@ void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {
     });
   }
   wait([&] { return compute_->Synchronize(deadline); });
-  wait([&] {
-    const Status idle = host_->Synchronize(deadline);
-    // The host's stream may be behind a stray, which its watch ends.
-    return idle.code() == StatusCode::kDeadlineExceeded
-               ? stepper_->AwaitStray(Deadline::After(deadline.seconds()))
-               : idle;
-  });
+  wait([&] { return host_->Synchronize(deadline); });
   host_->Settle(deadline);
   // Collectives are aborted after this, and what waits for them then runs.
   stepper_->DropUpdates();
