@@ -44,7 +44,7 @@ done
 sed -nE '/^## Errors/,/^## After/p' "$document" | grep '^| `' |
   cut -d'|' -f2 | grep -oE '"[^"]+"' | tr -d '"' |
   grep -vE '^(unhandled|remote process)' | while read -r quote; do
-  grep -RqF -- "${quote%% ...*}" core/collectives/nccl core/device/cuda ||
+  grep -RqF -- "${quote%% ...*}" core/collectives/nccl core/device/cuda core/engine/step ||
     fail "no message has '$quote'"
 done
 
