@@ -263,9 +263,10 @@ class Engine {
   // Returns whether the ranks read and write each other's tensors where they
   // lie: the communicator has shared memory, and the device reaches it.
   bool SharesTensors() const { return comm_->direct(); }
-  // Returns whether the ranks of a host have one copy of the parameters.
-  bool SharesSlots() const { return runtime_->memory().shares_slots(); }
+  // Return whether the ranks of a host have one copy of the parameters, and of
+  // the slots into which parameters are gathered.
   bool SharesParams() const { return runtime_->memory().shares_params(); }
+  bool SharesSlots() const { return runtime_->memory().shares_slots(); }
   // Describes the engine as JSON (shard_engine_json). Local.
   std::string ToJson() const;
   // Returns how optimizer states are offloaded to the host; null: not.

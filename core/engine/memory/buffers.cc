@@ -122,12 +122,11 @@ StatusOr<EngineMemory> EngineMemory::Allocate(const Plan& plan,
 Status EngineMemory::AllocateSlots(uint64_t bytes, Communicator* comm,
                                    const Device& device,
                                    const Deadline& deadline) {
-  // Where one host's ranks are in several groups, those of the others make the
-  // same calls all the same.
-  const char may_share = MayShareSlots(*comm, device, *plan_) ? 1 : 0;
   if (comm->direct() || !comm->shares_host() || !plan_->shards_params()) {
     return Status();
   }
+  // The ranks of some hosts may be in several groups, and of others in one.
+  const char may_share = MayShareSlots(*comm, device, *plan_) ? 1 : 0;
   std::vector<char> all(static_cast<size_t>(comm->world_size()));
   SHARD_RETURN_IF_ERROR(
       comm->AllGather("share slots", &may_share, 1, all.data(), deadline));

@@ -10,7 +10,7 @@
 //   gradients     a SymmetricBuffer per rank    private
 //   grad slots    a SymmetricBuffer per rank    private
 //   param slots   -                             private, or one SymmetricBuffer
-//                                               per host, as SharesSlots
+//                                               per host (MayShareSlots)
 //   sums, states  this rank's range: private
 //   workspace     private
 //   staging       private, the host's: where states are offloaded
