@@ -228,7 +228,8 @@ class Collectives {
   // Watches the collectives of a graph that the host has launched as others
   // are, on the thread of the caller, until `end` or until `stops` returns
   // true. `find_late` returns their error once they are late, and is called
-  // from any thread, also later. Another thread than that of the collectives.
+  // from any thread, also later. The caller is not the thread of the
+  // collectives.
   using Late = std::function<Status(const Deadline& deadline)>;
   virtual void WatchLaunch(std::string_view /*what*/, const Event& /*end*/,
                            const Late& /*find_late*/,

@@ -466,7 +466,12 @@ Status Engine::LoadState(const MemoryStore* store,
 
 Status Engine::CheckGiven(std::string_view what) const {
   SHARD_RETURN_IF_ERROR(Counted(CheckBetweenSteps(what)));
-  return steps_.CheckNoStray();
+  // A launch may not have come to its step.
+  const Status idle = runtime_->host().Synchronize(DeadlineOf(0));
+  if (idle.ok()) return steps_.CheckNoStray();
+  // Its collectives may have ended the family.
+  return runtime_->compute().status().ok() ? idle
+                                           : runtime_->units().Fail(idle);
 }
 
 Status Engine::Loaded(const Status& done, double timeout) {

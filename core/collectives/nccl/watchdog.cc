@@ -227,6 +227,10 @@ void Watchdog::WatchHere(std::string name, const Event& end,
                                 {std::move(name), 0, 0, Event(),
                                  std::move(ends), std::nullopt, find_late},
                                 stops);
+  {
+    const std::lock_guard<std::mutex> lock(shared_->mutex);
+    shared_->find_late_here = nullptr;
+  }
   if (ended.ok()) return;
   shared_->Report(ended);
   shared_->Abort(ended);

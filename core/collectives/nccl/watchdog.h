@@ -167,8 +167,8 @@ class Watchdog {
     std::mutex mutex;
     std::list<Handler> handlers;  // GUARDED_BY(mutex)
     Status failed;                // GUARDED_BY(mutex)
-    // What knows who is late, of the collectives that run: those of the
-    // queue, and those of WatchHere. GUARDED_BY(mutex)
+    // Know who is late with the collectives that run: those of the queue, and
+    // those of WatchHere. GUARDED_BY(mutex)
     Late find_late;
     Late find_late_here;
     // The watches that have not ended, in order. GUARDED_BY(mutex)

@@ -21,9 +21,9 @@ constexpr auto kPause = std::chrono::milliseconds(10);
 
 }  // namespace
 
-Status LoneLaunch(int rank) {
+Status LoneLaunch(StatusCode code, int rank) {
   return Status(
-      StatusCode::kFailedPrecondition,
+      code,
       StrCat("rank ", rank,
              " has launched a graph without before_replay, or twice after one, "
              "and the other ranks have not launched theirs as often; make the "
@@ -43,8 +43,10 @@ StatusOr<std::unique_ptr<LaunchWatch>> LaunchWatch::Start(
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, "start a thread for launches",
                                       queue.status(), deadline));
   watch->queue_ = *std::move(queue);
-  const auto watched = std::make_shared<Watched>(Watched{
-      comm->rank(), std::move(notices), collectives, launches, timeout});
+  watch->is_lone_ = std::make_shared<std::atomic<bool>>(false);
+  const auto watched = std::make_shared<Watched>(
+      Watched{comm->rank(), std::move(notices), collectives, launches, timeout,
+              watch->is_lone_});
   watch->queue_->Push(kLaunch, [watched, queue = watch->queue_.get()] {
     for (; !queue->IsStopping(); std::this_thread::sleep_for(kPause)) {
       try {
@@ -62,7 +64,11 @@ void LaunchWatch::Look(const std::shared_ptr<Watched>& watched,
   Watched& it = *watched;
   for (const uint32_t begun = it.launches.Begun(); it.told != begun;
        ++it.told, ++it.notices_told) {
-    // Where the family has ended the watch says so, and ends the launch.
+    // The watch says that the family has ended, and ends the launch.
+    if (!it.notices->failure().ok()) {
+      it.told = begun;
+      break;
+    }
     const char notice = 0;
     (void)it.notices
         ->Post(
@@ -78,17 +84,30 @@ void LaunchWatch::Look(const std::shared_ptr<Watched>& watched,
       },
       [&queue] { return queue.IsStopping(); });
   it.watched = launch;
+  it.notices->RecordEnd(it.notices_told, Status());
 }
 
 Status LaunchWatch::Watched::FindLate(uint32_t launch, uint64_t notice,
                                       const Deadline& deadline) const {
+  SHARD_RETURN_IF_ERROR(notices->failure());
   const Status late = notices->Check(notice, kLaunch, deadline);
-  if (late.code() != StatusCode::kDeadlineExceeded || late.rank() < 0) {
-    return late;
+  const StatusCode code = late.code();
+  if (late.ok() || code == StatusCode::kRankLost) return late;
+  if (code != StatusCode::kDeadlineExceeded) {
+    // Ranks tell nothing once they have shut down, and still end their work.
+    if (!deadline.Expired()) return Status();
+    return DeadlineExceeded("'", kLaunch, "' took longer than ",
+                            deadline.seconds(),
+                            " s, and the communicator was shut down");
   }
-  if (launches.IsTooMany(launch)) return LoneLaunch(rank);
+  if (late.rank() < 0) return late;
+  if (launches.IsTooMany(launch)) {
+    if (deadline.Expired()) *is_lone = true;
+    return LoneLaunch(code, rank);
+  }
   return late.WithContext(
-      "a rank has not launched its graph after before_replay");
+      "a rank has not launched its graph after before_replay, or not come to "
+      "the step in it");
 }
 
 }  // namespace shard

@@ -13,6 +13,7 @@
 #ifndef SHARD_CORE_ENGINE_STEP_LAUNCH_WATCH_H_
 #define SHARD_CORE_ENGINE_STEP_LAUNCH_WATCH_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 
@@ -28,16 +29,20 @@ namespace shard {
 
 // Returns the error of a rank whose launch was not expected, and that the other
 // ranks have not made.
-Status LoneLaunch(int rank);
+Status LoneLaunch(StatusCode code, int rank);
 
 class LaunchWatch {
  public:
   // Watches until the result is destroyed. COLLECTIVE. REQUIRES: no launch has
-  // begun. `timeout`: seconds, of each launch. `collectives` must outlive the
-  // result.
+  // begun. `timeout`: seconds, for which the thread tells of a launch.
+  // `collectives` must outlive the result.
   static StatusOr<std::unique_ptr<LaunchWatch>> Start(
       Communicator* comm, Collectives* collectives,
       const GraphLaunches& launches, double timeout, const Deadline& deadline);
+
+  // Returns whether a launch of this rank was found that no other rank has
+  // made.
+  bool is_lone() const { return *is_lone_; }
 
  private:
   struct Watched {
@@ -46,8 +51,9 @@ class LaunchWatch {
     Collectives* collectives;
     GraphLaunches launches;
     double timeout;
+    std::shared_ptr<std::atomic<bool>> is_lone;
     // The launches that the other ranks were told, the notices of that, and the
-    // last launch that was watched. Of the watch's thread.
+    // last launch that was watched. The watch's thread has them.
     uint32_t told = 0;
     uint64_t notices_told = 0;
     uint32_t watched = 0;
@@ -64,6 +70,7 @@ class LaunchWatch {
 
   LaunchWatch() = default;
 
+  std::shared_ptr<std::atomic<bool>> is_lone_;
   std::unique_ptr<WorkQueue> queue_;
 };
 

@@ -157,10 +157,13 @@ Status Stepper::WatchLaunches(const Deadline& deadline) {
 Status Stepper::LaunchError() const {
   Status failed = deps_.compute->status();
   const int rank = deps_.comm->rank();
-  // The others have waited for this rank, which has waited for its stream.
-  const bool is_own = failed.code() == StatusCode::kDeadlineExceeded &&
-                      failed.rank() == rank && latch_.launches().HasStray();
-  return is_own ? LoneLaunch(rank) : failed;
+  if (failed.code() != StatusCode::kDeadlineExceeded || failed.rank() != rank ||
+      launch_watch_ == nullptr) {
+    return failed;
+  }
+  // The others may have waited for this rank, which has waited for its stream.
+  const bool is_own = launch_watch_->is_lone() || latch_.launches().HasStray();
+  return is_own ? LoneLaunch(StatusCode::kFailedPrecondition, rank) : failed;
 }
 
 Status Stepper::AwaitStray(const Deadline& deadline) const {

@@ -168,7 +168,7 @@ class Stepper {
   // Returns the error that has ended collectives of launches; OK while they go
   // on.
   Status LaunchError() const;
-  // Waits for the end of a launch that nobody expected, if one runs, which may
+  // Waits for the end of a launch that nobody expected, if one runs that may
   // wait for other ranks; its watch ends it then. Returns the error of the
   // collectives, or kDeadlineExceeded.
   Status AwaitStray(const Deadline& deadline) const;
@@ -263,7 +263,7 @@ class Stepper {
   // The registration of the handler that drops updates; null: collectives are
   // never ended from outside of the device.
   std::shared_ptr<void> on_failure_;
-  std::unique_ptr<LaunchWatch> launch_watch_;  // Of the first capture on.
+  std::unique_ptr<LaunchWatch> launch_watch_;  // From the first capture on.
 };
 
 }  // namespace shard

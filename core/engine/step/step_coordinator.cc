@@ -331,7 +331,8 @@ Status StepCoordinator::AwaitLaunches(const Deadline& deadline) const {
   const Status finished = Await(deadline);
   const bool is_late = finished.code() == StatusCode::kDeadlineExceeded;
   if (!finished.ok() && !is_late) return finished;
-  // What is late may be behind a stray, which may have been ended just now.
+  // A step that is late may be behind a stray, which may have been ended by
+  // now.
   const Stepper& stepper = runtime_->stepper();
   Status ended = stepper.AwaitStray(deadline);
   if (ended.ok() && is_late && replays_) ended = stepper.LaunchError();
