@@ -96,6 +96,8 @@ TEST(NcclHostLockTest, IsNotWaitedForByAnAbortOfACollectiveThatIsStuck) {
 
 TEST(NcclHostLockTest, IsNotWaitedForByAnAbortAfterAnErrorOfNccl) {
   ExpectAbort(StatusCode::kUnavailable, 30, [](NcclRank* rank) {
+    // A rank that has enqueued nothing has nothing to abort.
+    ASSERT_OK(rank->comm->Barrier("enqueued", Soon()));
     // Asked by the watchdogs alone: the calls have been made.
     if (rank->comm->rank() != 1) return;
     fake_nccl::FailEveryCall("ncclCommGetAsyncError", 1,
