@@ -336,6 +336,12 @@ Status StepCoordinator::AwaitLaunches(const Deadline& deadline) const {
   const Stepper& stepper = runtime_->stepper();
   Status ended = stepper.AwaitStray(deadline);
   if (ended.ok() && is_late && replays_) ended = stepper.LaunchError();
+  // A launch may be on its way that reads the values of a step.
+  if (ended.ok() && finished.ok() && captured_in_ &&
+      deps_.comm->world_size() > 1 &&
+      runtime_->host().CheckNotCaptured().ok()) {
+    ended = runtime_->host().Synchronize(deadline);
+  }
   if (ended.ok()) return finished;
   const bool goes_on = ended.code() == StatusCode::kDeadlineExceeded &&
                        runtime_->compute().status().ok();
@@ -348,7 +354,7 @@ Status StepCoordinator::TakeResult(const Deadline& deadline) const {
   }
   if (const Status finished = AwaitLaunches(deadline); !finished.ok()) {
     // More of the host's work may be behind a launch.
-    const bool goes_on = (pending_ && replays_) ||
+    const bool goes_on = !pending_ || replays_ ||
                          runtime_->stepper().launches().OneTooManyRuns();
     return goes_on && finished.code() == StatusCode::kDeadlineExceeded
                ? finished

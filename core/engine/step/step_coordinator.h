@@ -84,7 +84,9 @@ class StepCoordinator {
   // memory that is not used any more.
   void ForgetCaptured(std::string_view reason);
 
-  // Waits as Await, and for a stray launch that runs (GraphLaunches). Local.
+  // Waits as Await, and for a stray launch that runs (GraphLaunches). After a
+  // capture of several ranks, also for all that the host has given its stream,
+  // unless that is captured: a launch may be among it. Local.
   Status AwaitLaunches(const Deadline& deadline) const;
   // Returns an error, once, where there was a stray launch: the parameters are
   // of no step. ForgetStrays is for other parameters.
